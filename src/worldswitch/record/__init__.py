@@ -1,0 +1,1 @@
+"""The documents that travel: traces, event formats, and the names in them."""

@@ -1,0 +1,43 @@
+"""Durations and sizes: parse what people type, format what they read."""
+
+from __future__ import annotations
+
+import re
+
+from worldswitch.errors import UsageError
+
+_DURATION = re.compile(r"\s*([0-9]*\.?[0-9]+(?:[eE][+-]?[0-9]+)?)\s*(ns|us|µs|μs|ms|s|m|min|h)?\s*\Z")
+_NS = {"ns": 1, "us": 10**3, "µs": 10**3, "μs": 10**3, "ms": 10**6, "s": 10**9}
+_NS |= {"m": 60 * 10**9, "min": 60 * 10**9, "h": 3600 * 10**9}
+
+
+def parse_duration(text: str, default_unit: str = "s") -> int:
+    """Nanoseconds of a duration such as ``1ms``, ``2.5us`` or ``0.25`` (in *default_unit*).
+
+    Raises:
+        UsageError: *text* is not a number with a known unit.
+    """
+    found = _DURATION.match(text)
+    if not found:
+        raise UsageError(f"{text!r} is not a duration; write a number and a unit, such as 1ms, 250us or 2s")
+    return round(float(found[1]) * _NS[found[2] or default_unit])
+
+
+def format_ns(value: float | None) -> str:
+    """A duration in the unit that gives it one to three digits before the point: ``81.52 µs``."""
+    if value is None:
+        return "-"
+    size = abs(value)
+    for limit, unit, scale in ((1e3, "ns", 1), (1e6, "µs", 1e3), (1e9, "ms", 1e6)):
+        if size < limit:
+            return f"{value / scale:.0f} {unit}" if scale == 1 else f"{value / scale:.2f} {unit}"
+    return f"{value / 1e9:.3f} s"
+
+
+def format_size(value: float) -> str:
+    """A number of bytes with a binary unit: ``64.8 MiB``."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(value) < 1024 or unit == "GiB":
+            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
+        value /= 1024
+    raise AssertionError("unreachable")
