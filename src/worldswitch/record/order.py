@@ -30,10 +30,15 @@ class TimeOrder:
         """Every held event with time <= *watermark* (ns), in order."""
         if not self._pending:
             return
-        if all(int(b.time[-1]) <= watermark for b in self._pending) and self._in_order():
-            ready, self._pending = self._pending, []
-            for batch in ready:
-                yield self._given(batch)
+        if self._in_order():
+            held, self._pending = self._pending, []
+            for batch in held:
+                cut = int(np.searchsorted(batch.time, watermark, side="right"))
+                ready, later = batch.cut(cut)
+                if len(later):
+                    self._pending.append(later)
+                if len(ready):
+                    yield self._given(ready)
             return
         whole = concatenate(self._pending)
         positions = np.argsort(whole.time, kind="stable")

@@ -80,6 +80,25 @@ class Batch:
         common = (getattr(self, name)[positions] for name in COMMON)
         return Batch(self.events, order, *common, tuple(tables))
 
+    def cut(self, at: int) -> tuple[Batch, Batch]:
+        """The first *at* events and the rest, as views."""
+        if at <= 0 or at >= len(self):
+            empty = self.take(np.empty(0, np.intp))
+            return (empty, self) if at <= 0 else (self, empty)
+        rows = np.bincount(self.order[:at], minlength=len(self.events))
+        head, tail = (
+            Batch(
+                self.events,
+                *(getattr(self, name)[part] for name in ("order", *COMMON)),
+                tuple(
+                    {name: column[:row] if part.start is None else column[row:] for name, column in columns.items()}
+                    for columns, row in zip(self.tables, rows, strict=True)
+                ),
+            )
+            for part in (slice(None, at), slice(at, None))
+        )
+        return head, tail
+
 
 @dataclass(slots=True)
 class Meta:
