@@ -21,8 +21,8 @@ _WRITABLE = frozenset((0, 2, 3, 4, 8))
 def cr_write(insn: bytes, bits: int = 64) -> int | None:
     """The number of the control register that *insn* writes, or None if it writes none.
 
-    MOV to CRn gives n, LMSW and CLTS give 0. Prefixes are skipped as the processor does; with LOCK all of them
-    are undefined (some AMD processors take LOCK MOV CR0 for CR8; that is not decoded). Bytes after the
+    MOV to CRn gives n, LMSW and CLTS give 0. Prefixes are skipped as the processor does; with LOCK all
+    three are undefined (some AMD processors take LOCK MOV CR0 for CR8; that is not decoded). Bytes after the
     instruction, or missing at the end of an LMSW's memory operand, do not matter.
 
     Args:
