@@ -1,7 +1,7 @@
 """The tracing data that perf.data and trace.dat share: page header, event formats, thread names.
 
-Layout: trace-cmd.dat.v6(5), "INITIAL FORMAT" to "PROCESS INFORMATION"; perf's tools/perf/util/trace-event-info.c writes
-the same.
+Layout: trace-cmd.dat.v6(5), "INITIAL FORMAT" to "PROCESS INFORMATION"; what perf writes
+(tools/perf/util/trace-event-info.c) is the same.
 """
 
 from __future__ import annotations
@@ -16,16 +16,23 @@ MAGIC = b"\x17\x08\x44tracing"
 PAGE_BYTES = 4096
 
 HEADER_PAGE = (
-    "\tfield: u64 timestamp;\toffset:0;\tsize:8;\tsigned:0;\n"
-    "\tfield: local_t commit;\toffset:8;\tsize:8;\tsigned:1;\n"
-    "\tfield: int overwrite;\toffset:8;\tsize:1;\tsigned:1;\n"
-    "\tfield: char data;\toffset:16;\tsize:4080;\tsigned:0;\n"
-).encode()
+    b"\tfield: u64 timestamp;\toffset:0;\tsize:8;\tsigned:0;\n"
+    b"\tfield: local_t commit;\toffset:8;\tsize:8;\tsigned:1;\n"
+    b"\tfield: int overwrite;\toffset:8;\tsize:1;\tsigned:1;\n"
+    b"\tfield: char data;\toffset:16;\tsize:4080;\tsigned:0;\n"
+)
 
 HEADER_EVENT = (
-    "# compressed entry header\n\ttype_len    :    5 bits\n\ttime_delta  :   27 bits\n\tarray       :   32 bits\n\n"
-    "\tpadding     : type == 29\n\ttime_extend : type == 30\n\ttime_stamp : type == 31\n\tdata max type_len  == 28\n"
-).encode()
+    b"# compressed entry header\n"
+    b"\ttype_len    :    5 bits\n"
+    b"\ttime_delta  :   27 bits\n"
+    b"\tarray       :   32 bits\n"
+    b"\n"
+    b"\tpadding     : type == 29\n"
+    b"\ttime_extend : type == 30\n"
+    b"\ttime_stamp : type == 31\n"
+    b"\tdata max type_len  == 28\n"
+)
 
 
 def initial(version: str) -> bytes:
@@ -57,7 +64,9 @@ def event_formats(formats: Iterable[EventFormat]) -> bytes:
 
 def command_lines(comms: Mapping[int, str]) -> bytes:
     """``tid comm`` lines, as tracefs ``saved_cmdlines`` has them."""
-    lines = (f"{tid} {one_line(comm)}\n".encode("utf-8", "backslashreplace") for tid, comm in sorted(comms.items()))
+    lines = (
+        f"{tid} {one_line(comm)}\n".encode("utf-8", "backslashreplace") for tid, comm in sorted(comms.items())
+    )
     return b"".join(lines)
 
 

@@ -1,7 +1,8 @@
 """From columns back to tracepoint records: what the binary writers share.
 
-A record is the container's own head (of the size the writer asks for), the eight bytes every tracepoint begins with,
-the fields where the event's format puts them, and behind those the texts that ``__data_loc`` fields point at.
+A record is the container's own head (of the size the writer asks for), the eight bytes every tracepoint
+begins with, the fields where the event's format puts them, and behind those the texts that ``__data_loc``
+fields point at.
 """
 
 from __future__ import annotations
@@ -39,7 +40,9 @@ class Layout:
         return tuple(f for f in self.event.fields if f.kind in (Kind.DYNAMIC, Kind.RELATIVE))
 
 
-def layout(event: EventFormat, head: list[tuple[str, str, int]], head_bytes: int, multiple: int) -> Layout | None:
+def layout(
+    event: EventFormat, head: list[tuple[str, str, int]], head_bytes: int, multiple: int
+) -> Layout | None:
     """The layout of *event*, or None if its fixed part alone is larger than any record can be.
 
     Args:
@@ -169,4 +172,3 @@ def _blob(field: Field, value: object) -> bytes:
 def encoded(text: object) -> bytes:
     """*text* as UTF-8 without NUL; what UTF-8 cannot say is written as an escape."""
     return str(text).replace("\0", "").encode("utf-8", "backslashreplace")
-

@@ -1,6 +1,7 @@
 """Write perf.data, as a file or as the stream that ``perf script -i -`` reads.
 
-Layout: Linux tools/perf/Documentation/perf.data-file-format.txt; records and sample layout: include/uapi/linux/perf_event.h.
+Layout: Linux tools/perf/Documentation/perf.data-file-format.txt; records and sample layout:
+include/uapi/linux/perf_event.h.
 The attributes stand behind the data, because which events occur is known only when all have been written.
 """
 
@@ -27,6 +28,7 @@ _COMM, _LOST, _SAMPLE = 3, 2, 9
 _ATTR, _TRACING_DATA, _FINISHED_ROUND, _FEATURE, _COMPRESSED = 64, 66, 68, 80, 81
 _KERNEL = 1  # PERF_RECORD_MISC_KERNEL
 _LARGEST_RECORD = 0xFFF8
+_MOST_UNUSED = 1000  # formats; with more, only those of events that occur are written
 _LONGEST_COMM = 1024
 _CHUNK = 1 << 19  # uncompressed bytes per flush; perf allocates this much
 
@@ -91,7 +93,9 @@ class _Writer:
             self._stream_features()
         else:
             if not self.stream.seekable():
-                raise UsageError("perf.data as a file needs an output that can seek; write its pipe form instead")
+                raise UsageError(
+                    "perf.data as a file needs an output that can seek; write its pipe form instead"
+                )
             self.stream.write(bytes(perfheader.HEADER_BYTES))
         start = perfheader.HEADER_BYTES
         for batch in self.source.batches():
@@ -106,9 +110,7 @@ class _Writer:
         if not len(batch):
             return
         self._facts(batch)
-        new = [e for i, name in enumerate(batch.events) if (e := self._event(name, batch, i)) is not None]
-        if self.options.pipe and new:
-            self._announce(new)
+        self._events(batch)
         self._names()
         data, count = self._samples(batch)
         self._lost()
@@ -129,14 +131,23 @@ class _Writer:
             isa = batch.tables[batch.events.index("kvm_exit")].get("isa")
             self.isa = int(isa[0]) if isa is not None and len(isa) else 0
 
-    def _event(self, name: str, batch: Batch, index: int) -> _Event | None:
-        """Take in a new event; returns it if it is new and can be written."""
-        if name in self.events or not (batch.order == index).any():
-            return None
-        form = self.catalog.format(name, batch.tables[index])
-        where = layout(form, self.sample.head, self.sample.head_bytes, 8)
-        self.events[name] = None if where is None else _Event(form, where, len(self.events) + 1)
-        return self.events[name]
+    def _events(self, batch: Batch) -> None:
+        """Take in the events the source knows of (so that perf lists them too) and those the batch brings."""
+        known = list(self.source.formats.items())
+        forms = {name: form for name, form in known if form.text} if len(known) <= _MOST_UNUSED else {}
+        for index, name in enumerate(batch.events):
+            if name not in self.events and (batch.order == index).any():
+                forms[name] = self.catalog.format(name, batch.tables[index])
+        new = []
+        for name, form in forms.items():
+            if name not in self.events:
+                where = layout(form, self.sample.head, self.sample.head_bytes, 8)
+                self.events[name] = event = (
+                    None if where is None else _Event(form, where, len(self.events) + 1)
+                )
+                new += [event] if event else []
+        if self.options.pipe and new:
+            self._announce(new)
 
     def _samples(self, batch: Batch) -> tuple[memoryview, int]:
         """All samples of a batch, and how many."""
@@ -155,7 +166,8 @@ class _Writer:
         out = np.zeros(int(ends[-1]) // 8, np.uint64)
         for rows, where, made, behind in parts:
             place(out, (ends - sizes)[rows], where, made, behind)
-        return memoryview(out).cast("B"), sum(len(rows) for rows, *_ in parts)
+        data = memoryview(out.view(np.uint8))  # type: ignore[arg-type]  # numpy's stubs lack __buffer__ on 3.11
+        return data, sum(len(rows) for rows, *_ in parts)
 
     def _records(
         self, event: _Event, batch: Batch, index: int, rows: NDArray[np.intp]
@@ -223,7 +235,8 @@ class _Writer:
             body = self.sample.attribute(event.format.id) + struct.pack("<Q", event.id)
             self.stream.write(struct.pack("<IHH", _ATTR, 0, len(body) + 8) + body)
         data = tracing_data((e.format for e in self._used()), self.source.meta.comms)
-        self.stream.write(struct.pack("<IHHI", _TRACING_DATA, 0, 12, len(data)) + data + bytes(-len(data) % 8))
+        data += bytes(-len(data) % 8)
+        self.stream.write(struct.pack("<IHHI", _TRACING_DATA, 0, 12, len(data)) + data)
 
     def _features(self) -> Iterator[tuple[int, bytes]]:
         if self.compressor:
@@ -240,7 +253,9 @@ class _Writer:
         meta = self.source.meta
         features = dict(self._features())
         features[perfheader.TRACING_DATA] = tracing_data((e.format for e in used), meta.comms)
-        described = [(f"{e.format.system}:{e.format.name}", self.sample.attribute(e.format.id), e.id) for e in used]
+        described = [
+            (f"{e.format.system}:{e.format.name}", self.sample.attribute(e.format.id), e.id) for e in used
+        ]
         features[perfheader.EVENT_DESC] = perfheader.event_descriptions(described)
         if meta.first_ns is not None and meta.last_ns is not None:
             features[perfheader.SAMPLE_TIME] = struct.pack("<qq", meta.first_ns, meta.last_ns)

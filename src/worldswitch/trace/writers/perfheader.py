@@ -1,6 +1,7 @@
 """The parts of perf.data that are not events: header, attributes, sample layout, feature sections.
 
-Layout: Linux tools/perf/Documentation/perf.data-file-format.txt, tools/perf/util/header.h, include/uapi/linux/perf_event.h.
+Layout: Linux tools/perf/Documentation/perf.data-file-format.txt, tools/perf/util/header.h and
+include/uapi/linux/perf_event.h.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ _CPUID = {"intel": "GenuineIntel", "amd": "AuthenticAMD"}
 class SampleLayout:
     """Which words a sample has before its raw data, and in which order.
 
-    By ``ID`` as ``perf record`` has it for tracepoints, or by ``IDENTIFIER`` as it has it when events of different
-    kinds share a buffer.
+    By ``ID`` as ``perf record`` has it for tracepoints, or by ``IDENTIFIER`` as it has it when events of
+    different kinds share a buffer.
     """
 
     identifier: bool
@@ -44,7 +45,7 @@ class SampleLayout:
 
     @property
     def head(self) -> list[tuple[str, str, int]]:
-        """Name, type and offset of every word before the raw data (fields named as in :class:`~.encode.Layout`)."""
+        """Name, type and offset of every word before the raw data ."""
         words = [("#type", "<u4"), ("#misc", "<u2"), ("#size", "<u2")]
         words += [("#id", "<u8")] if self.identifier else []
         words += [("#ip", "<u8"), ("#pid", "<i4"), ("#tid", "<i4"), ("#time", "<i8")]
@@ -78,7 +79,7 @@ class SampleLayout:
 
 
 def file_header(attributes: int, count: int, data: int, size: int, features: Mapping[int, bytes]) -> bytes:
-    """``struct perf_file_header``: where attributes and data are, and which feature sections follow the data."""
+    """``struct perf_file_header``: where attributes and data are, which features follow the data."""
     entry = ATTRIBUTE_BYTES + 16
     bits = [0, 0, 0, 0]
     for number in features:
