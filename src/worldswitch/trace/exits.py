@@ -1,0 +1,356 @@
+"""Exits as rows: each VM-exit with its duration and what KVM did in it, from any event source."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from worldswitch.record.trace import Batch, EventSource
+from worldswitch.trace import pairing
+from worldswitch.x86.instructions import cr_write
+
+EVENTS: dict[str, tuple[str, ...]] = {
+    "kvm_exit": ("exit_reason", "guest_rip", "isa", "info1", "info2", "vcpu_id"),
+    "kvm_entry": ("vcpu_id",),
+    "kvm_userspace_exit": (),
+    "kvm_fpu": ("load",),
+    "kvm_cr": ("rw", "cr", "val"),
+    "kvm_inj_exception": ("exception",),
+    "kvm_nested_vmexit": (),
+    "kvm_emulate_insn": ("len", "insn"),
+    "kvm_msr": ("write", "ecx"),
+    "kvm_cpuid": ("function",),
+    "kvm_pio": ("rw", "port"),
+    "kvm_page_fault": ("fault_address",),
+    "kvm_mmio": ("gpa",),
+    "kvm_fast_mmio": ("gpa",),
+    "kvm_hypercall": ("nr",),
+}
+"""The events the pairing uses and the fields it needs of each: a :data:`~worldswitch.record.trace.Selection`."""
+
+_ROLES = {
+    "kvm_exit": pairing.EXIT,
+    "kvm_entry": pairing.ENTRY,
+    "kvm_userspace_exit": pairing.USERSPACE_EXIT,
+    "kvm_fpu": pairing.FPU,
+    "kvm_cr": pairing.CR,
+    "kvm_inj_exception": pairing.EXCEPTION,
+    "kvm_nested_vmexit": pairing.NESTED,
+    "kvm_emulate_insn": pairing.EMULATE,
+}
+
+
+class Detail(IntEnum):
+    """What the ``detail`` of an exit is."""
+
+    NONE = 0
+    MSR = 1
+    """ecx | write << 32"""
+    CPUID = 2
+    """function"""
+    PORT = 3
+    """port | out << 32"""
+    ADDRESS = 4
+    """The fault's address: a GPA with two-dimensional paging, a GVA with shadow paging."""
+    MMIO = 5
+    HYPERCALL = 6
+
+
+_DETAILS: dict[str, tuple[Detail, str, str | None]] = {
+    "kvm_msr": (Detail.MSR, "ecx", "write"),
+    "kvm_cpuid": (Detail.CPUID, "function", None),
+    "kvm_pio": (Detail.PORT, "port", "rw"),
+    "kvm_page_fault": (Detail.ADDRESS, "fault_address", None),
+    "kvm_mmio": (Detail.MMIO, "gpa", None),
+    "kvm_fast_mmio": (Detail.MMIO, "gpa", None),
+    "kvm_hypercall": (Detail.HYPERCALL, "nr", None),
+}
+
+NO_CR = -1
+_NOBODY = 0xFF
+
+
+@dataclass(frozen=True, slots=True)
+class ExitRows:
+    """Exits in the order in which they ended; all arrays of shape (n,).
+
+    Attributes:
+        thread: Index into :attr:`ExitPairing.threads`.
+        vcpu: vCPU id, -1 where the trace does not say.
+        isa, reason: As in kvm_exit.
+        start: Time of the exit, ns.
+        duration: To the thread's next entry, ns; for open exits to what ended them.
+        user: The part of it spent in userspace, ns.
+        guest: Time in the guest before the exit, ns; 0 where not known.
+        rip, info1, info2: As in kvm_exit.
+        detail_kind, detail: See :class:`Detail`.
+        cr: Control register written, or :data:`NO_CR`.
+        cr_value: Value written, where there was a kvm_cr event.
+        cr_changed: Bits that differ from the previous value, where ``flags & CR_KNOWN``.
+        flags: See :mod:`worldswitch.trace.pairing`.
+    """
+
+    thread: NDArray[np.int64]
+    vcpu: NDArray[np.int64]
+    isa: NDArray[np.uint32]
+    reason: NDArray[np.uint32]
+    start: NDArray[np.int64]
+    duration: NDArray[np.int64]
+    user: NDArray[np.int64]
+    guest: NDArray[np.int64]
+    rip: NDArray[np.uint64]
+    info1: NDArray[np.uint64]
+    info2: NDArray[np.uint64]
+    detail_kind: NDArray[np.uint32]
+    detail: NDArray[np.uint64]
+    cr: NDArray[np.int64]
+    cr_value: NDArray[np.uint64]
+    cr_changed: NDArray[np.uint64]
+    flags: NDArray[np.uint32]
+
+    def __len__(self) -> int:
+        return len(self.start)
+
+    @property
+    def is_open(self) -> NDArray[np.bool_]:
+        """Exits without an entry, which ``perf kvm stat`` does not count."""
+        return (self.flags & pairing.OPEN) != 0
+
+    @property
+    def is_exit(self) -> NDArray[np.bool_]:
+        """False for CR writes whose exit the trace does not hold."""
+        return (self.flags & pairing.NO_EXIT) == 0
+
+    def take(self, where: NDArray[Any]) -> ExitRows:
+        """The rows that *where* (a mask or indices) selects."""
+        return ExitRows(*(getattr(self, name)[where] for name in self.__slots__))
+
+
+class ExitPairing:
+    """Pairs exits with entries, batch by batch."""
+
+    def __init__(self) -> None:
+        self._slots = 0
+        self._table = np.zeros(1 << 10, np.int64)
+        self._state = np.zeros((1 << 8, pairing.STATE), np.uint64)
+        self._used = np.zeros(1, np.int64)
+        self._end = 0
+
+    @property
+    def threads(self) -> int:
+        """How many threads have been seen."""
+        return int(self._used[0])
+
+    @property
+    def tids(self) -> NDArray[np.int64]:
+        """Thread id of each thread, shape (threads,)."""
+        return self._state[: self.threads, 0].astype(np.uint32).view(np.int32).astype(np.int64)
+
+    @property
+    def pids(self) -> NDArray[np.int64]:
+        """Process id of each thread, -1 where unknown; shape (threads,)."""
+        return self._state[: self.threads, 1].astype(np.uint32).view(np.int32).astype(np.int64)
+
+    def feed(self, batch: Batch) -> ExitRows:
+        """The exits that end in *batch*."""
+        n = len(batch)
+        self._reserve(batch)
+        columns = _Columns(batch)
+        rows_64 = np.empty((n + 1, pairing.ROW_64), np.uint64)
+        rows_32 = np.empty((n + 1, pairing.ROW_32), np.uint32)
+        tid, pid = (np.ascontiguousarray(c, np.int32).view(np.uint32) for c in (batch.tid, batch.pid))
+        arrays = (np.ascontiguousarray(batch.order), np.ascontiguousarray(batch.time), tid, pid, *columns.arrays)
+        count = pairing.pair(
+            *map(memoryview, arrays), *map(memoryview, (self._table, self._state, self._used, rows_64, rows_32)), 0
+        )
+        self._end = int(batch.time[-1]) if n else self._end
+        return _rows(rows_64[:count], rows_32[:count])
+
+    def finish(self) -> ExitRows:
+        """The exits still open when the trace ends."""
+        rows_64 = np.empty((self.threads, pairing.ROW_64), np.uint64)
+        rows_32 = np.empty((self.threads, pairing.ROW_32), np.uint32)
+        views = map(memoryview, (rows_64, rows_32)) if self.threads else iter(())
+        count = pairing.unfinished(memoryview(self._state), self.threads, self._end, *views) if self.threads else 0
+        return _rows(rows_64[:count], rows_32[:count])
+
+    def _reserve(self, batch: Batch) -> None:
+        """Room for as many new threads as the batch can bring."""
+        slots = len(self._state)
+        if self.threads + len(batch) <= slots:
+            return
+        need = self.threads + len(np.unique(batch.tid))
+        while slots < need:
+            slots *= 2
+        if slots == len(self._state):
+            return
+        state = np.zeros((slots, pairing.STATE), np.uint64)
+        state[: self.threads] = self._state[: self.threads]
+        self._state = state
+        self._table = np.zeros(4 * slots, np.int64)
+        pairing.rehash(memoryview(self._table), memoryview(self._state), self.threads)
+
+
+def pair_exits(source: EventSource) -> Iterator[tuple[ExitPairing, ExitRows]]:
+    """Read *source* to its end and give its exits, the open ones last."""
+    pairs = ExitPairing()
+    for batch in source.batches(EVENTS):
+        yield pairs, pairs.feed(batch)
+    yield pairs, pairs.finish()
+
+
+class _Columns:
+    """A batch's events as the plain arrays the pairing loop takes."""
+
+    def __init__(self, batch: Batch) -> None:
+        count = len(batch.events)
+        lengths = np.bincount(batch.order, minlength=count)
+        bases = np.zeros(count, np.int64)
+        bases[1:] = np.cumsum(lengths)[:-1]
+        total = int(lengths.sum())
+        self.wide = np.zeros(total + 1, np.uint64)
+        self.narrow = np.zeros(total + 1, np.uint32)
+        self.extra = np.zeros(total + 1, np.uint32)
+        roles = np.zeros(count + 1, np.uint8)
+        kinds = np.zeros(count + 1, np.uint32)
+        exits = [np.zeros(1, np.uint32), np.zeros(1, np.uint64), np.zeros(1, np.uint64)]
+        for index, event in enumerate(batch.events):
+            if not lengths[index]:
+                continue
+            rows = slice(int(bases[index]), int(bases[index] + lengths[index]))
+            table = batch.tables[index]
+            roles[index] = _ROLES.get(event, pairing.DETAIL if event in _DETAILS else pairing.NOTHING)
+            if event in _DETAILS:
+                kinds[index] = _DETAILS[event][0]
+            self._fill(event, rows, table)
+            if event == "kvm_exit":
+                exits = [_or_zeros(table, name, lengths[index], kind) for name, kind in _EXIT_COLUMNS]
+                exits[0] += np.uint32("vcpu_id" in table)
+        cursors = np.zeros(count + 1, np.int64)
+        self.arrays = (
+            roles, kinds, np.append(bases, 0), cursors, self.wide, self.narrow, self.extra, *exits,
+        )  # fmt: skip
+
+    def _fill(self, event: str, rows: slice, table: dict[str, NDArray[Any]]) -> None:
+        def put(target: NDArray[Any], name: str) -> None:
+            if name in table:
+                target[rows] = table[name]
+
+        if event == "kvm_exit":
+            put(self.wide, "guest_rip")
+            put(self.narrow, "exit_reason")
+            put(self.extra, "isa")
+        elif event == "kvm_entry":
+            put(self.narrow, "vcpu_id")
+            self.narrow[rows] += 1 if "vcpu_id" in table else 0
+        elif event == "kvm_cr":
+            put(self.wide, "val")
+            put(self.narrow, "cr")
+            put(self.extra, "rw")
+        elif event == "kvm_inj_exception":
+            put(self.narrow, "exception")
+        elif event == "kvm_fpu":
+            put(self.narrow, "load")
+        elif event == "kvm_emulate_insn":
+            self.narrow[rows] = _written_registers(table)
+        elif event in _DETAILS:
+            _, value, flag = _DETAILS[event]
+            put(self.wide, value)
+            if flag is not None and flag in table:
+                self.wide[rows] |= (table[flag] != 0).astype(np.uint64) << np.uint64(32)
+
+
+_EXIT_COLUMNS = (("vcpu_id", np.uint32), ("info1", np.uint64), ("info2", np.uint64))
+
+
+def _or_zeros(table: dict[str, NDArray[Any]], name: str, n: int, kind: Any) -> NDArray[Any]:
+    """A fresh contiguous column of that kind; zeros where an older kernel's event lacks the field."""
+    return np.array(table[name], kind) if name in table else np.zeros(n, kind)
+
+
+def _written_registers(table: dict[str, NDArray[Any]]) -> NDArray[np.uint32]:
+    """The control register each emulated instruction writes, or 0xFF."""
+    insn = table.get("insn")
+    if insn is None or insn.ndim != 2 or insn.shape[1] < 3:
+        return np.full(len(next(iter(table.values()), ())), _NOBODY, np.uint32)
+    result = np.full(len(insn), _NOBODY, np.uint32)
+    plain = (insn[:, 0] == 0x0F) & (insn[:, 1] == 0x22)
+    # Most instructions seen here repeat; decode each different one once.
+    keys = insn[:, 0].astype(np.uint32) | insn[:, 1].astype(np.uint32) << 8 | insn[:, 2].astype(np.uint32) << 16
+    candidates = plain | (insn[:, :4] == 0x0F).any(axis=1)
+    if candidates.all() and len(insn) and (keys == keys[0]).all() and plain[0]:
+        result[:] = _decoded(insn[0], table, 0)
+        return result
+    seen: dict[bytes, int] = {}
+    for row in np.flatnonzero(candidates).tolist():
+        code = insn[row].tobytes()
+        if code not in seen:
+            seen[code] = _decoded(insn[row], table, row)
+        result[row] = seen[code]
+    return result
+
+
+def _decoded(insn: NDArray[np.uint8], table: dict[str, NDArray[Any]], row: int) -> int:
+    length = int(table["len"][row]) if "len" in table else len(insn)
+    number = cr_write(insn.tobytes()[: length or len(insn)])
+    return _NOBODY if number is None else number
+
+
+def _rows(rows_64: NDArray[np.uint64], rows_32: NDArray[np.uint32]) -> ExitRows:
+    signed = rows_64.view(np.int64)
+    number = rows_32[:, 6].astype(np.int64) - 1
+    rows = ExitRows(
+        thread=rows_32[:, 0].astype(np.int64),
+        vcpu=rows_32[:, 1].astype(np.int64) - 1,
+        isa=rows_32[:, 3],
+        reason=rows_32[:, 2],
+        start=signed[:, 0],
+        duration=signed[:, 1],
+        user=signed[:, 2],
+        guest=signed[:, 3],
+        rip=rows_64[:, 4],
+        info1=rows_64[:, 5],
+        info2=rows_64[:, 6],
+        detail_kind=rows_32[:, 5],
+        detail=rows_64[:, 7],
+        cr=number,
+        cr_value=rows_64[:, 8],
+        cr_changed=rows_64[:, 9],
+        flags=rows_32[:, 4],
+    )
+    _fill_registers(rows)
+    _fill_addresses(rows)
+    return rows
+
+
+_VMX, _SVM = 1, 2
+_CR_ACCESS, _CR0_SEL_WRITE, _NPF = 28, 0x65, 0x400
+
+
+def _fill_registers(rows: ExitRows) -> None:
+    """Name the register of CR-write exits whose kvm_cr event is not in the trace (SDM 28.2.1, APM 15.8 and appendix C)."""
+    silent = (rows.cr == NO_CR) & rows.is_exit
+    if not silent.any():
+        return
+    svm = silent & (rows.isa == _SVM)
+    writes = svm & (((rows.reason & 0xFFF0) == 0x10) | ((rows.reason & 0xFFF0) == 0x90)) & (rows.reason <= 0x9F)
+    rows.cr[writes] = rows.reason[writes] & 0xF
+    rows.cr[svm & (rows.reason == _CR0_SEL_WRITE)] = 0
+    rows.cr[svm & (rows.reason == 0x8F)] = NO_CR
+    access = silent & (rows.isa == _VMX) & ((rows.reason & 0xFFFF) == _CR_ACCESS)
+    kind = rows.info1 >> np.uint64(4) & np.uint64(3)
+    moves = access & (kind == 0)
+    rows.cr[moves] = (rows.info1[moves] & np.uint64(0xF)).astype(np.int64)
+    rows.cr[access & (kind >= 2)] = 0
+
+
+def _fill_addresses(rows: ExitRows) -> None:
+    """The address of nested page faults without a kvm_page_fault event: EXITINFO2 (APM 15.25.6)."""
+    silent = (rows.isa == _SVM) & (rows.reason == _NPF) & (rows.detail_kind == Detail.NONE)
+    rows.detail_kind[silent] = Detail.ADDRESS
+    rows.detail[silent] = rows.info2[silent]
