@@ -1,7 +1,7 @@
 """Make a recording N times longer: N runs of it one after another, each by threads and processes of its own.
 
-The files are made once, in ``build/bench/``, with this project's writers; ``check`` holds them against the tools that define the
-formats. Run as a program it makes and checks both.
+The files are made once, in ``build/bench/``, with this project's writers; ``check`` holds them against the
+tools that define the formats. Run as a program it makes and checks both.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +20,9 @@ import numpy as np
 from worldswitch.record.trace import Batch, EventSource, Selection, Trace
 from worldswitch.trace.readers.perfdata import PerfData
 from worldswitch.trace.readers.source import Input
+from worldswitch.trace.readers.tracedat import TraceDat
 from worldswitch.trace.writers.perfdata import write_perfdata
+from worldswitch.trace.writers.tracedat import TraceDatOptions, write_tracedat
 
 ROOT = Path(__file__).resolve().parent.parent
 DATA = ROOT / "tests" / "data" / "svm-6.12-npt-300k"
@@ -29,7 +32,7 @@ PAUSE_NS = 10_000_000
 
 
 class Repeated:
-    """A trace, *times* times: an :class:`EventSource` whose time, threads and processes go on where the last run ended."""
+    """A trace, *times* times, each run with later times and other threads; an :class:`EventSource`."""
 
     def __init__(self, trace: Trace, times: int) -> None:
         self._batches = list(trace.batches())
@@ -49,7 +52,7 @@ class Repeated:
     def _moved_id(self, tid: int, run: int) -> int:
         return tid + run * self._stride if tid > 0 else tid
 
-    def batches(self, selection: Selection | None = None) -> Iterator[Batch]:
+    def batches(self, selection: Selection | None = None) -> Iterator[Batch]:  # noqa: ARG002
         """All events of all runs (*selection* is for readers that decode)."""
         for run in range(self._times):
             for batch in self._batches:
@@ -101,6 +104,19 @@ def stat_counts(path: Path) -> dict[str, int]:
     return {name: int(count) for name, count in rows}
 
 
+def report_counts(path: Path) -> dict[str, int]:
+    """Event name -> count, as ``trace-cmd report`` prints them."""
+    counts: Counter[str] = Counter()
+    with subprocess.Popen(
+        ["trace-cmd", "report", "-i", str(path)], stdout=subprocess.PIPE, text=True
+    ) as report:
+        assert report.stdout is not None
+        for line in report.stdout:
+            if found := re.match(r".*?\[\d+\]\s+\d+\.\d+: (\w+):", line):
+                counts[found[1]] += 1
+    return dict(counts)
+
+
 def _perf_source() -> EventSource:
     return PerfData(Input.open(DATA / "kvmstat.perf.data.zst"))
 
@@ -109,14 +125,25 @@ def _write_perf(source: EventSource, stream: BinaryIO) -> None:
     write_perfdata(source, stream)
 
 
-_MAKERS = {"perf.data": (_perf_source, _write_perf)}
+def _trace_dat_source() -> EventSource:
+    return TraceDat(Input.open(DATA / "wp.trace.dat"))
+
+
+def _write_trace_dat(source: EventSource, stream: BinaryIO) -> None:
+    write_tracedat(source, stream, TraceDatOptions(compression="zstd"))
+
+
+_MAKERS = {"perf.data": (_perf_source, _write_perf), "trace.dat": (_trace_dat_source, _write_trace_dat)}
 
 
 def check(times: int = 10) -> None:
-    """Raises AssertionError unless perf counts *times* as many exits in the longer file."""
+    """Raises AssertionError unless perf and trace-cmd count *times* as much in the longer files."""
     short, long = stat_counts(once()), stat_counts(tenfold(times=times))
     assert short
     assert long == {name: count * times for name, count in short.items()}, (short, long)
+    short_events, long_events = report_counts(once("trace.dat")), report_counts(tenfold("trace.dat", times))
+    assert short_events
+    assert long_events == {name: count * times for name, count in short_events.items()}
 
 
 if __name__ == "__main__":
