@@ -86,9 +86,11 @@ def walk(  # type: ignore[no-untyped-def] # noqa: PLR0917
                     lost += low if low < 0x7FFFFFFF else 1
                 else:
                     uncounted += 1
+            broken = 0
             if end > limit:
-                bad += 1
+                broken = 1
                 if limit == page:
+                    bad += 1
                     continue
                 # The file ends within this page: its records up to there are whole.
                 end = limit
@@ -101,7 +103,7 @@ def walk(  # type: ignore[no-untyped-def] # noqa: PLR0917
                     n = kind
                 elif at >= end:
                     if kind != 29:
-                        bad += 1
+                        broken = 1
                     break
                 else:
                     low = words[at]
@@ -123,11 +125,11 @@ def walk(  # type: ignore[no-untyped-def] # noqa: PLR0917
                             now = ((high + 1) << 59) | (low << 27) | (head >> 5)
                         continue
                     if low < 4:
-                        bad += 1
+                        broken = 1
                         break
                     n = (low - 1) >> 2
                 if at + n > end:
-                    bad += 1
+                    broken = 1
                     break
                 if n < 2:
                     malformed += 1
@@ -152,6 +154,7 @@ def walk(  # type: ignore[no-untyped-def] # noqa: PLR0917
                 earliest = min(earliest, moment)
                 latest = max(latest, moment)
                 at += n
+            bad += broken
     stats[LOST] += lost
     stats[UNCOUNTED] += uncounted
     stats[BAD_PAGES] += bad

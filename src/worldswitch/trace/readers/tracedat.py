@@ -23,10 +23,10 @@ from worldswitch.trace.readers import gather, ringbuffer
 from worldswitch.trace.readers.source import Input
 from worldswitch.trace.readers.tracedat_layout import MAGIC, read_layout
 from worldswitch.trace.readers.tracedat_options import lost_by_cpustat, parse_cmdlines, read_options
-from worldswitch.trace.readers.tracedat_pages import Arena, Block, CpuPages, Index, Stream, Submit
+from worldswitch.trace.readers.tracedat_pages import Arena, Block, CpuPages, Index, Stream, Submit, cpu_name
 
-_REGION = 2 << 20
-"""Bytes of pages indexed at a time where memory allows: some 40 thousand events of the usual 50 bytes."""
+_REGION = 3 << 19
+"""Bytes of pages indexed at a time where memory allows: some 30 thousand events of the usual 50 bytes."""
 _ARENA = 64 << 20
 _LARGEST_ARENA = 1 << 30
 _WORTH_A_THREAD = 1 << 18
@@ -210,7 +210,7 @@ class _Totals:
             self.last = max(self.last, int(block.stats[ringbuffer.LAST]))
         for chunk in block.damaged:
             self.damage.append(
-                f"CPU {cpu}: the compressed data at byte {chunk.offset} is damaged; its events are lost"
+                f"{cpu_name(cpu)}: the compressed data at byte {chunk.offset} is damaged; its events are lost"
             )
 
 

@@ -1,7 +1,7 @@
 """The structure of a trace.dat file: where its formats, options and each CPU's pages lie.
 
-Source: trace-cmd's Documentation/trace-cmd/trace-cmd.dat.v6.5.txt and trace-cmd.dat.v7.5.txt, and, where these
-are silent or behind (a section's size has 8 bytes; BUFFER names a page size), its lib/trace-cmd/trace-input.c.
+Source: trace-cmd's Documentation/trace-cmd/trace-cmd.dat.v6.5.txt and trace-cmd.dat.v7.5.txt and, where these
+are silent or behind (a section's size has 8 bytes, BUFFER names a page size), lib/trace-cmd/trace-input.c.
 Nothing here trusts a size or an offset: what points outside the file is damage, and every loop ends.
 """
 
@@ -171,32 +171,33 @@ def _read_v6(source: Input, cursor: Cursor, layout: Layout) -> None:
         cursor.at += size
     layout.cmdlines = _text(cursor.take(cursor.number(8)))
     cpus = cursor.number(4)
-    tag = cursor.take(10)
-    if tag.startswith(b"options"):
+    if cursor.take(10).startswith(b"options"):
         while (option := cursor.number(2)) != Option.DONE:
             layout.options.append((option, cursor.take(cursor.number(4))))
-        tag = cursor.take(10)
+    else:
+        cursor.at -= 10
     for option, data in layout.options:
         if option == Option.CPUCOUNT and len(data) >= 4:
             cpus = int.from_bytes(data[:4], "little")
-    _v6_buffer(source, cursor, layout, tag, "", cpus)
+    _v6_buffer(source, cursor, layout, "", cpus)
     for option, data in layout.options:
         if option != Option.BUFFER:
             continue
         name = "?"
         try:
             instance = Cursor.over(data)
-            instance_cursor = Cursor(source.pread, instance.number(8))
+            at = instance.number(8)
             name = instance.string()
-            _v6_buffer(source, instance_cursor, layout, instance_cursor.take(10), name, cpus)
+            _v6_buffer(source, Cursor(source.pread, at), layout, name, cpus)
         except Ended:
             layout.damage.append(
                 f"buffer instance {printable(name)!r} lies outside the file; its events are lost"
             )
 
 
-def _v6_buffer(source: Input, cursor: Cursor, layout: Layout, tag: bytes, name: str, cpus: int) -> None:
+def _v6_buffer(source: Input, cursor: Cursor, layout: Layout, name: str, cpus: int) -> None:
     """The table of one buffer's CPUs that follows its ``flyrecord`` tag."""
+    tag = cursor.take(10)
     if tag.startswith(b"latency"):
         layout.is_text = True
         return
@@ -301,14 +302,16 @@ def _sections_in_file_order(source: Input, at: int, layout: Layout, found: dict[
         while True:
             id_, flags, size = _section_header(source, at)
             if id_ == Option.BUFFER:
-                compressed = bool(flags & _COMPRESSED)
-                page = layout.page_size
-                begin = (at + 16 + page - 1) // page * page
-                if begin < source.spooled():
-                    name = f"#{len(layout.buffers)}" if layout.buffers else ""
-                    layout.buffers.append(Buffer(name, None, page, compressed, (CpuData(-1, begin, 0),)))
+                end = min(at + 16 + size if size else source.spooled(), source.spooled())
+                find = _compressed_cpus if flags & _COMPRESSED else _plain_cpus
+                cpus = tuple(find(source, at + 16, end, layout.page_size))
+                name = f"#{len(layout.buffers)}" if layout.buffers else ""
+                if cpus:
+                    compressed = bool(flags & _COMPRESSED)
+                    layout.buffers.append(Buffer(name, None, layout.page_size, compressed, cpus))
                     layout.damage.append(
-                        "the file ends before the table of its CPUs; events have no CPU number"
+                        "the table that says where each CPU's pages are is missing; "
+                        "they were found by their look, and events have no CPU number"
                     )
             elif id_ >= Option.HEADER_INFO:
                 found.setdefault(id_, at)
@@ -317,6 +320,34 @@ def _sections_in_file_order(source: Input, at: int, layout: Layout, found: dict[
             at += 16 + size
     except Ended:
         return
+
+
+def _compressed_cpus(source: Input, at: int, end: int, page: int) -> Iterator[CpuData]:
+    """The CPUs of a section of compressed pages: each begins a page with the count of its chunks."""
+    while (begin := (at + page - 1) // page * page) + 12 <= end:
+        count = int.from_bytes(source.pread(begin, 4), "little")
+        at = begin + 4
+        while count and at + 8 <= end:
+            at += 8 + int.from_bytes(source.pread(at, 4), "little")
+            count -= 1
+        if at == begin + 4:
+            return
+        yield CpuData(-1, begin, min(at, end) - begin)
+
+
+def _plain_cpus(source: Input, at: int, end: int, page: int) -> Iterator[CpuData]:
+    """The CPUs of a section of plain pages: a new one begins where the pages' time goes back."""
+    begin = at = (at + page - 1) // page * page
+    before = 0
+    while at < end:
+        now = int.from_bytes(source.pread(at, 8), "little")
+        if now < before:
+            yield CpuData(-1, begin, at - begin)
+            begin = at
+        before = now
+        at += page
+    if begin < end:
+        yield CpuData(-1, begin, end - begin)
 
 
 def _v7_buffer(source: Input, data: bytes, layout: Layout) -> None:

@@ -42,6 +42,11 @@ class Block:
         return len(self.slot)
 
 
+def cpu_name(cpu: int) -> str:
+    """How messages name a CPU."""
+    return f"CPU {cpu}" if cpu >= 0 else "a CPU"
+
+
 class CpuPages:
     """Reads one CPU's pages from the file, as chunks still compressed."""
 
@@ -117,7 +122,7 @@ class CpuPages:
 
     def _stop(self, why: str) -> None:
         self._left = 0
-        self.damage.append(f"CPU {self.cpu}: {why}")
+        self.damage.append(f"{cpu_name(self.cpu)}: {why}")
 
 
 @dataclass(frozen=True, slots=True)
