@@ -24,14 +24,20 @@ def parse_duration(text: str, default_unit: str = "s") -> int:
 
 
 def format_ns(value: float | None) -> str:
-    """A duration in the unit that gives it one to three digits before the point: ``81.52 µs``."""
+    """A duration to three digits in the unit that gives one to three before the point: ``81.5 µs``."""
     if value is None:
         return "-"
+    if abs(value) < 999.5:
+        return f"{value:.0f} ns"
+    for unit, scale in (("µs", 1e3), ("ms", 1e6)):
+        if abs(value) < 999.5 * scale:
+            return f"{_three_digits(value / scale)} {unit}"
+    return f"{_three_digits(value / 1e9)} s"
+
+
+def _three_digits(value: float) -> str:
     size = abs(value)
-    for limit, unit, scale in ((1e3, "ns", 1), (1e6, "µs", 1e3), (1e9, "ms", 1e6)):
-        if size < limit:
-            return f"{value / scale:.0f} {unit}" if scale == 1 else f"{value / scale:.2f} {unit}"
-    return f"{value / 1e9:.3f} s"
+    return f"{value:.2f}" if size < 9.995 else f"{value:.1f}" if size < 99.95 else f"{value:,.0f}"
 
 
 def format_size(value: float) -> str:

@@ -1,0 +1,108 @@
+"""The ``wsw`` command. Each group of commands is a module that is imported only when it is called."""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from typing import Any
+
+import click
+
+from worldswitch.errors import MissingError, WorldswitchError
+
+COMMANDS: dict[str, tuple[str, str]] = {
+    "analyze": ("analyze", "Say what the world switches in a trace cost, and why they happened."),
+    "convert": ("convert", "Write a trace in another format."),
+    "kernels": ("kernels", "List kernels and the facts about KVM in each, or how two differ."),
+    "record": ("record", "Record the KVM events that the other commands need."),
+    "rules": ("rules", "List the rules of KVM, each with its source."),
+    "whatif": ("whatif", "Say what another kernel or setting would save."),
+}
+"""Command -> the module of this package it lives in, and one line of help."""
+
+DONE, FOUND, USAGE, MISSING, UNSTABLE, INTERRUPTED = 0, 1, 2, 3, 4, 130
+"""Exit statuses."""
+
+
+class Commands(click.Group):
+    """A group that imports a command's module when the command is called, not before."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        module = import_module(f"worldswitch.cli.{COMMANDS[cmd_name][0]}")
+        command: click.Command = getattr(module, cmd_name)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, line) for name, (_, line) in sorted(COMMANDS.items())])
+
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[Any, Any, list[str]]:
+        if args and args[0] not in COMMANDS and not args[0].startswith("-"):
+            import difflib
+
+            near = difflib.get_close_matches(args[0], COMMANDS, n=1)
+            hint = f"; did you mean {near[0]}?" if near else ""
+            ctx.fail(f"no such command {args[0]!r}{hint}")
+        return super().resolve_command(ctx, args)
+
+
+def _version(ctx: click.Context, _param: click.Parameter, value: bool) -> None:
+    if not value or ctx.resilient_parsing:
+        return
+    from importlib.metadata import version
+
+    from worldswitch.trace import pairing
+
+    compiled = (
+        "compiled"
+        if not str(pairing.__file__).endswith(".py")
+        else "not compiled: slow, install a C compiler"
+    )
+    click.echo(f"wsw {version('worldswitch')} ({compiled})")
+    ctx.exit()
+
+
+@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.option(
+    "--version", is_flag=True, is_eager=True, expose_value=False, callback=_version, help="Show the version."
+)
+def wsw() -> None:
+    """World switches of KVM guests: what they cost, why they happen, and what would remove them."""
+
+
+def main(args: list[str] | None = None) -> None:
+    """Run ``wsw`` and exit with its status."""
+    try:
+        status = wsw.main(args, prog_name="wsw", standalone_mode=False)
+        sys.stdout.flush()
+    except click.exceptions.Exit as done:
+        status = done.exit_code
+    except click.ClickException as wrong:
+        wrong.show()
+        status = USAGE
+    except MissingError as missing:
+        status = _fail(missing, MISSING)
+    except WorldswitchError as error:
+        status = _fail(error, USAGE)
+    except (click.Abort, KeyboardInterrupt):
+        click.echo("wsw: interrupted", err=True)
+        status = INTERRUPTED
+    except BrokenPipeError:
+        # The reader of our output has gone; it has all it wanted.
+        sys.stdout = None  # type: ignore[assignment]
+        status = DONE
+    except RecursionError:
+        status = _fail("the input nests too deeply", USAGE)
+    except MemoryError:
+        status = _fail("not enough memory for this input", MISSING)
+    sys.exit(status if isinstance(status, int) else DONE)
+
+
+def _fail(error: object, status: int) -> int:
+    click.echo(f"wsw: {error}", err=True)
+    return status

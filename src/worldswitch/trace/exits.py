@@ -164,9 +164,17 @@ class ExitPairing:
         rows_64 = np.empty((n + 1, pairing.ROW_64), np.uint64)
         rows_32 = np.empty((n + 1, pairing.ROW_32), np.uint32)
         tid, pid = (np.ascontiguousarray(c, np.int32).view(np.uint32) for c in (batch.tid, batch.pid))
-        arrays = (np.ascontiguousarray(batch.order), np.ascontiguousarray(batch.time), tid, pid, *columns.arrays)
+        arrays = (
+            np.ascontiguousarray(batch.order),
+            np.ascontiguousarray(batch.time),
+            tid,
+            pid,
+            *columns.arrays,
+        )
         count = pairing.pair(
-            *map(memoryview, arrays), *map(memoryview, (self._table, self._state, self._used, rows_64, rows_32)), 0
+            *map(memoryview, arrays),
+            *map(memoryview, (self._table, self._state, self._used, rows_64, rows_32)),
+            0,
         )
         self._end = int(batch.time[-1]) if n else self._end
         return _rows(rows_64[:count], rows_32[:count])
@@ -176,7 +184,11 @@ class ExitPairing:
         rows_64 = np.empty((self.threads, pairing.ROW_64), np.uint64)
         rows_32 = np.empty((self.threads, pairing.ROW_32), np.uint32)
         views = map(memoryview, (rows_64, rows_32)) if self.threads else iter(())
-        count = pairing.unfinished(memoryview(self._state), self.threads, self._end, *views) if self.threads else 0
+        count = (
+            pairing.unfinished(memoryview(self._state), self.threads, self._end, *views)
+            if self.threads
+            else 0
+        )
         return _rows(rows_64[:count], rows_32[:count])
 
     def _reserve(self, batch: Batch) -> None:
@@ -281,7 +293,9 @@ def _written_registers(table: dict[str, NDArray[Any]]) -> NDArray[np.uint32]:
     result = np.full(len(insn), _NOBODY, np.uint32)
     plain = (insn[:, 0] == 0x0F) & (insn[:, 1] == 0x22)
     # Most instructions seen here repeat; decode each different one once.
-    keys = insn[:, 0].astype(np.uint32) | insn[:, 1].astype(np.uint32) << 8 | insn[:, 2].astype(np.uint32) << 16
+    keys = (
+        insn[:, 0].astype(np.uint32) | insn[:, 1].astype(np.uint32) << 8 | insn[:, 2].astype(np.uint32) << 16
+    )
     candidates = plain | (insn[:, :4] == 0x0F).any(axis=1)
     if candidates.all() and len(insn) and (keys == keys[0]).all() and plain[0]:
         result[:] = _decoded(insn[0], table, 0)
@@ -338,7 +352,9 @@ def _fill_registers(rows: ExitRows) -> None:
     if not silent.any():
         return
     svm = silent & (rows.isa == _SVM)
-    writes = svm & (((rows.reason & 0xFFF0) == 0x10) | ((rows.reason & 0xFFF0) == 0x90)) & (rows.reason <= 0x9F)
+    writes = (
+        svm & (((rows.reason & 0xFFF0) == 0x10) | ((rows.reason & 0xFFF0) == 0x90)) & (rows.reason <= 0x9F)
+    )
     rows.cr[writes] = rows.reason[writes] & 0xF
     rows.cr[svm & (rows.reason == _CR0_SEL_WRITE)] = 0
     rows.cr[svm & (rows.reason == 0x8F)] = NO_CR

@@ -78,7 +78,15 @@ def pair(  # type: ignore[no-untyped-def]
             now = time[i]
             if role == _EXIT:
                 if state[slot, _IS_OPEN]:
-                    _emit(state, slot, now, _OVERWRITTEN if state[slot, _ENTERED] else _FIRST, rows_64, rows_32, rows)
+                    _emit(
+                        state,
+                        slot,
+                        now,
+                        _OVERWRITTEN if state[slot, _ENTERED] else _FIRST,
+                        rows_64,
+                        rows_32,
+                        rows,
+                    )
                     rows += 1
                     state[slot, _GUEST] = 0
                 elif state[slot, _ENTERED] and now > state[slot, _ENTRY_TIME]:

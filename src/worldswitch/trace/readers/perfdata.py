@@ -24,14 +24,22 @@ from worldswitch.trace.readers.source import Input
 from worldswitch.trace.readers.tracingdata import parse_tracing_data
 
 BATCH = 1 << 15
-_BUFFER = 4 << 20
+_BUFFER = 1 << 22
 _SLACK = 64
 _INFLATE_STEP = 1024
 # Compressed bytes fed at once: 1 KiB of zstd unpacks to 32 MiB at the very most.
 
 # The kernel's records that matter here, and the tool's own (tools/lib/perf/include/perf/event.h).
 _LOST, _COMM, _LOST_SAMPLES = 2, 3, 13
-_HEADER_ATTR, _TRACING_DATA, _AUXTRACE, _EVENT_UPDATE, _FEATURE, _COMPRESSED, _COMPRESSED2 = 64, 66, 71, 78, 80, 81, 83
+_HEADER_ATTR, _TRACING_DATA, _AUXTRACE, _EVENT_UPDATE, _FEATURE, _COMPRESSED, _COMPRESSED2 = (
+    64,
+    66,
+    71,
+    78,
+    80,
+    81,
+    83,
+)
 _UPDATE_NAME = 2
 
 
@@ -103,7 +111,6 @@ class PerfData:
         yield from self._noted(order.rest())
         self.meta.out_of_order += order.out_of_order
         walker.finish()
-
 
     def _noted(self, batches: Iterator[Batch]) -> Iterator[Batch]:
         for batch in batches:
@@ -202,7 +209,9 @@ class _Walker:
         self._names = tuple(self._events)
         nothing = np.empty(0, np.int64)
         blank = memoryview(bytes(8)).cast("I")
-        self._no_rows = [{f.name: gather.column(blank, nothing, f) for f in fields} for fields in self._decode]
+        self._no_rows = [
+            {f.name: gather.column(blank, nothing, f) for f in fields} for fields in self._decode
+        ]
         self._stale = False
 
     def _attr_name(self, attr: Attr) -> str:
@@ -366,7 +375,9 @@ class _Walker:
             try:
                 self._inflated.append(self._inflate.decompress(piece[start : start + _INFLATE_STEP]))
             except (zstandard.ZstdError, EOFError) as error:
-                self.meta.damaged(f"a compressed record is damaged ({printable(str(error))}); its events are lost")
+                self.meta.damaged(
+                    f"a compressed record is damaged ({printable(str(error))}); its events are lost"
+                )
                 self._inflate = None
                 self._inflated = _Records(0)
                 return
@@ -378,7 +389,9 @@ class _Walker:
         records = self._inflated
         records.to_front()
         why = yield from self._walk(records)
-        while why in (perfwalk.TOOL_RECORD, perfwalk.UNALIGNED) and self._record_size(records) <= records.held:
+        while (
+            why in (perfwalk.TOOL_RECORD, perfwalk.UNALIGNED) and self._record_size(records) <= records.held
+        ):
             records.at += self._record_size(records)
             records.to_front()
             why = yield from self._walk(records)
@@ -399,7 +412,9 @@ class _Walker:
         for code in np.flatnonzero(self._counts).tolist():
             name = self._code_names.get(code)
             if name is None:
-                self.meta.notes.append(f"{self._counts[code]} samples of tracepoint {code}, which the file does not describe")
+                self.meta.notes.append(
+                    f"{self._counts[code]} samples of tracepoint {code}, which the file does not describe"
+                )
             else:
                 self.meta.events[name] = self.meta.events.get(name, 0) + int(self._counts[code])
         self.meta.malformed += int(self._state[4])

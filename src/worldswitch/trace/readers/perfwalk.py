@@ -36,7 +36,22 @@ _FINISHED_ROUND, _NOT_SAID = 68, 0xFFFFFFFF
 
 
 def walk(  # type: ignore[no-untyped-def]
-    words, end, layouts, ids, id_attrs, slots, sizes, counts, order, time, tid, pid, cpu, starts, others, state
+    words,
+    end,
+    layouts,
+    ids,
+    id_attrs,
+    slots,
+    sizes,
+    counts,
+    order,
+    time,
+    tid,
+    pid,
+    cpu,
+    starts,
+    others,
+    state,
 ):
     """Walk records from ``state[0]`` to word *end*, or until a table is full or a tool record comes.
 

@@ -156,7 +156,9 @@ class Input:
     def __enter__(self) -> Input:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, tb: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, tb: TracebackType | None
+    ) -> None:
         self.close()
 
     def _whole_stream(self) -> IO[bytes]:

@@ -67,7 +67,9 @@ def parse_tracing_data(blob: bytes) -> TracingData:
     try:
         result.version = cursor.text()
         if cursor.number(1) != 0:
-            raise TraceFormatError("the trace was recorded on a big-endian machine; KVM x86 traces are little-endian")
+            raise TraceFormatError(
+                "the trace was recorded on a big-endian machine; KVM x86 traces are little-endian"
+            )
         cursor.number(1)
         result.page_size = cursor.number(4)
         _skip_headers(cursor)

@@ -2,7 +2,7 @@
 
 A page is a u64 time stamp, a u64 ``commit`` (bytes used, and two flags) and the records. A record is one
 u32 (five bits ``type_len``, 27 bits of time since the record before) and its payload; payloads over 112
-bytes have their length in a u32 between. Source: include/linux/ring_buffer.h and kernel/trace/ring_buffer.c of Linux.
+bytes have their length in a u32 between. Source: include/linux/ring_buffer.h, kernel/trace/ring_buffer.c.
 """
 
 from __future__ import annotations

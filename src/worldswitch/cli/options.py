@@ -1,0 +1,131 @@
+"""Options and parsing that several commands share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from worldswitch.errors import UnknownNameError, UsageError
+from worldswitch.units import parse_duration
+
+if TYPE_CHECKING:
+    from worldswitch.trace.account import Filter
+    from worldswitch.x86.exits import ExitTables
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def as_json(command: F) -> F:
+    """``--json``: print one JSON document with stable keys."""
+    return click.option("--json", "as_json", is_flag=True, help="Print JSON with stable keys.")(command)
+
+
+def as_python(command: F) -> F:
+    """``--python``: print the Python that does the same, and do nothing."""
+    return click.option("--python", "as_python", is_flag=True, help="Print the API calls that do the same.")(
+        command
+    )
+
+
+def filters(command: F) -> F:
+    """The options that limit which exits are looked at."""
+    for option in reversed(
+        (
+            click.option("--vcpu", type=click.IntRange(0), help="Only this vCPU."),
+            click.option("--pid", "tid", type=int, help="Only this thread, by the id in the trace."),
+            click.option(
+                "--vm", type=int, help="Only this VM: its process id (or thread id: see vm_identity)."
+            ),
+            click.option(
+                "--time",
+                metavar="A:B",
+                help="Only exits from A to B on the trace's clock, such as 36.2:36.3.",
+            ),
+            click.option(
+                "--reason", "reasons", multiple=True, help="Only this exit reason; may be repeated."
+            ),
+            click.option("--than", metavar="DURATION", help="Only exits that took longer, such as 1ms."),
+        )
+    ):
+        command = option(command)
+    return command
+
+
+def exit_tables(command: F) -> F:
+    """``--exit-reasons``: names of exit reasons from a file of the user's."""
+    return click.option(
+        "--exit-reasons",
+        "tables",
+        type=click.Path(path_type=Path),
+        help="TOML file with further exit reasons, such as PVM's.",
+    )(command)
+
+
+def load_tables(path: Path | None) -> ExitTables | None:
+    """The exit tables in *path*, added to the built-in ones."""
+    if path is None:
+        return None
+    from worldswitch.x86.exits import ExitTables
+
+    return ExitTables.load(path)
+
+
+def parse_time(text: str | None) -> tuple[int | None, int | None]:
+    """``A:B`` in ns; either may be left out.
+
+    Raises:
+        UsageError: It is not two durations, or B is before A.
+    """
+    if text is None:
+        return None, None
+    first, colon, last = text.partition(":")
+    if not colon:
+        raise UsageError(f"--time {text!r} has no colon; write A:B, A: or :B, such as 36.2:36.3")
+    begin = parse_duration(first) if first else None
+    end = parse_duration(last) if last else None
+    if begin is not None and end is not None and end < begin:
+        raise UsageError(f"--time {text!r} ends before it begins")
+    return begin, end
+
+
+def make_filter(
+    vcpu: int | None,
+    tid: int | None,
+    vm: int | None,
+    time: str | None,
+    reasons: tuple[str, ...],
+    than: str | None,
+    tables: ExitTables | None,
+) -> Filter | None:
+    """The filter the options describe; None if they let everything pass."""
+    from worldswitch.trace.account import Filter
+    from worldswitch.x86.exits import builtin, reason_number
+
+    numbers = set()
+    for name in reasons:
+        number = reason_number(name, None, tables)
+        if number is None:
+            names = [n for isa in (tables or builtin()).isas.values() for n in isa.numbers]
+            raise UnknownNameError(
+                "exit reason", name, names, "wsw analyze without --reason lists those of a trace."
+            )
+        numbers.add(number)
+    only = Filter(
+        parse_time(time),
+        vcpu,
+        vm,
+        tid,
+        frozenset(numbers) if numbers else None,
+        parse_duration(than) if than else None,
+    )
+    return None if only == Filter() else only
+
+
+def print_json(value: Any) -> None:
+    """One JSON document on stdout."""
+    import json
+
+    click.echo(json.dumps(value, indent=1, ensure_ascii=True))

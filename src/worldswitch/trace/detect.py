@@ -1,0 +1,136 @@
+"""Detectors: what in a trace deserves a second look.
+
+Each has an id that ``wsw analyze --fail-on`` takes, and reports how often it saw its thing and one sentence.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from worldswitch.record.trace import Meta
+from worldswitch.trace import pairing
+from worldswitch.trace.exits import ExitRows
+from worldswitch.trace.refaults import NOT_A_REFAULT, PAGE_SHIFT, RefaultFinder, is_fault
+from worldswitch.trace.tally import Tally
+from worldswitch.units import format_ns
+from worldswitch.x86.registers import register_name
+
+ROOT_CHURN = "root-churn"
+SAME_ADDRESS = "same-address"
+UNKNOWN_REASON = "unknown-reason"
+LOST_EVENTS = "lost-events"
+MID_FLIGHT = "mid-flight"
+INCOMPLETE = "incomplete"
+
+DETECTORS: dict[str, str] = {
+    ROOT_CHURN: "pages fault in again after control-register writes: KVM dropped its MMU roots",
+    SAME_ADDRESS: "one guest page faults again and again without a control-register write between",
+    UNKNOWN_REASON: "exit reasons that are in no table; load your own with --exit-reasons",
+    LOST_EVENTS: "the recorder or the kernel dropped events: counts are too low, durations may span several exits",
+    MID_FLIGHT: "the trace starts while vCPUs run: exits before a thread's first entry are not counted",
+    INCOMPLETE: "the file ends early or is damaged",
+}
+"""Detector id -> what it looks for."""
+
+_AGAIN_AND_AGAIN = 16
+"""Faults of one page without a control-register write between that make it suspicious; mapping a page takes one or two."""
+
+
+@dataclass(frozen=True, slots=True)
+class Detection:
+    """One thing a detector saw."""
+
+    id: str
+    count: int
+    detail: str
+
+
+class Detectors:
+    """Watches exits as they come."""
+
+    def __init__(self) -> None:
+        self._refaults = RefaultFinder()
+        self._churn = np.zeros((16, 2), np.int64)
+        self._writes = np.zeros(16, np.int64)
+        self._again = Tally()
+        self._first = 0
+
+    def add(self, rows: ExitRows) -> None:
+        """Look at *rows*."""
+        self._first += int(np.count_nonzero(rows.flags & pairing.FIRST))
+        written = rows.cr[(rows.cr == 0) | (rows.cr == 4)]
+        self._writes += np.bincount(written, minlength=16)[:16]
+        after = self._refaults.feed(rows)
+        refault = after != NOT_A_REFAULT
+        if refault.any():
+            np.add.at(self._churn[:, 0], after[refault], 1)
+            np.add.at(self._churn[:, 1], after[refault], rows.duration[refault])
+        again = is_fault(rows) & ~refault
+        if again.any():
+            self._again.add(
+                rows.thread[again],
+                rows.detail[again] >> np.uint64(PAGE_SHIFT),
+                rows.rip[again],
+                rows.duration[again],
+            )
+
+    def report(self, meta: Meta, unknown: dict[str, int]) -> list[Detection]:
+        """What was seen; *unknown* holds exits by unnamed reason."""
+        seen = [*self._churned(), *self._repeated()]
+        if unknown:
+            names = ", ".join(f"{name} ({count})" for name, count in sorted(unknown.items())[:8])
+            seen.append(Detection(UNKNOWN_REASON, sum(unknown.values()), f"no table names {names}"))
+        if meta.lost:
+            seen.append(
+                Detection(
+                    LOST_EVENTS,
+                    meta.lost,
+                    f"{meta.lost} events were lost; record fewer events or give more buffer",
+                )
+            )
+        if self._first:
+            seen.append(
+                Detection(
+                    MID_FLIGHT, self._first, f"{self._first} exits came before their thread's first entry"
+                )
+            )
+        if not meta.complete:
+            seen.append(
+                Detection(
+                    INCOMPLETE, max(1, len(meta.damage)), "; ".join(meta.damage) or "the trace is not whole"
+                )
+            )
+        return seen
+
+    def _churned(self) -> list[Detection]:
+        found = []
+        for cr in (0, 4):
+            count, total = self._churn[cr].tolist()
+            if count:
+                each = count / max(1, int(self._writes[cr]))
+                found.append(
+                    Detection(
+                        ROOT_CHURN,
+                        count,
+                        f"{count} page faults on pages mapped before, after {self._writes[cr]} {register_name(cr)} writes "
+                        f"({each:.2g} per write, {format_ns(total)} in all)",
+                    )
+                )
+        return found
+
+    def _repeated(self) -> list[Detection]:
+        counts = self._again.counts
+        often = np.flatnonzero(counts >= _AGAIN_AND_AGAIN)
+        if not len(often):
+            return []
+        worst = int(often[np.argmax(counts[often])])
+        _, page, rip = self._again.keys[worst].tolist()
+        return [
+            Detection(
+                SAME_ADDRESS,
+                int(counts[often].sum()),
+                f"{len(often)} pages fault again and again; {page << PAGE_SHIFT:#x} does {counts[worst]} times from rip {rip:#x}",
+            )
+        ]
