@@ -133,11 +133,20 @@ class _Writer:
 
     def _events(self, batch: Batch) -> None:
         """Take in the events the source knows of (so that perf lists them too) and those the batch brings."""
-        known = list(self.source.formats.items())
-        forms = {name: form for name, form in known if form.text} if len(known) <= _MOST_UNUSED else {}
+        present = np.bincount(batch.order, minlength=len(batch.events))
+        forms = self._known()
         for index, name in enumerate(batch.events):
-            if name not in self.events and (batch.order == index).any():
+            if name not in self.events and present[index]:
                 forms[name] = self.catalog.format(name, batch.tables[index])
+        self._take(forms)
+
+    def _known(self) -> dict[str, EventFormat]:
+        known = self.source.formats
+        if len(known) > _MOST_UNUSED:
+            return {}
+        return {name: form for name, form in known.items() if form.text and name not in self.events}
+
+    def _take(self, forms: dict[str, EventFormat]) -> None:
         new = []
         for name, form in forms.items():
             if name not in self.events:
@@ -221,6 +230,10 @@ class _Writer:
             self.stream.write(struct.pack("<IHH", _LOST, 0, len(body) + 8) + body)
 
     def _end(self) -> None:
+        if not self.events:
+            self._take(self._known())
+            # A data section of no bytes means that perf was killed.
+            self.stream.write(struct.pack("<IHH", _FINISHED_ROUND, 0, 8))
         self._lost()
         for tid, comm in self.source.meta.comms.items():
             if tid not in self.named:
