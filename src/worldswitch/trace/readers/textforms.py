@@ -56,7 +56,7 @@ _PAGE_FORMS = (
     "« invalid{invalid=1}»« !nxe{nxe_off=1}»« nxe»« !ad{ad_disabled=1}»« ad{ad_disabled=0}» root {root_count}"
     "« sync»« unsync{unsync=1}»",
     "«sp »«gfn {gfn:x} »{level}«/{glevels}» q{quadrant}« direct{direct=1}» {access:rwxu}« invalid{invalid=1}»"
-    "« !pae»« pae»« !nxe{nxe_off=1}»« nxe»« !wp{cr0_wp=0}»« wp{cr0_wp=1}» root {root_count}"
+    "« !pae»« pae»« !pge»« pge»« !nxe{nxe_off=1}»« nxe»« !wp{cr0_wp=0}»« wp{cr0_wp=1}» root {root_count}"
     "« sync»« unsync{unsync=1}»",
 )
 _GOT_PAGE_FORMS = (
@@ -172,9 +172,9 @@ FORMS: dict[str, Form] = {
     "kvm_emulate_insn": Form(
         "rip:u8 csbase:u4 len:u1 insn:bytes flags:u1 failed:u1",
         (
-            "{csbase:x}:{rip:x}:« »{insn:bytes}« ({flags:real|prot16||vm16||prot32||||prot64})»« failed{failed=1}»"
+            "{csbase:x}:{rip:x}:« »«{insn:bytes}»« »«({flags:real|prot16||vm16||prot32||||prot64})»« failed{failed=1}»"
             "« FAIL{failed=1}»",
-            "{csbase:x}:{rip:x}:« »{insn:bytes}« ({flags:x})»« failed{failed=1}»",
+            "{csbase:x}:{rip:x}:« »«{insn:bytes}»« »«({flags:x})»« failed{failed=1}»",
         ),
     ),
     "kvm_userspace_exit": Form(

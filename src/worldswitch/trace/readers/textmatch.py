@@ -288,6 +288,9 @@ class Matcher:
                 return -1
             self.matched &= MASK32
             return done
+        if stop + 5 <= end and self.text[stop] == 32 and self.text[stop + 1] == 101 and self.text[stop + 2] == 120:
+            if self.text[stop + 3] == 99 and self.text[stop + 4] == 112:
+                stop += 5  # "PF excp": the only reasons of two words
         word = self._lookup(REASONS, p, stop)
         if word < 0:
             if self.closed:

@@ -140,7 +140,7 @@ def loose_values(template: Template, body: str) -> dict[str, int] | None:
 
 def loose_reason(body: str) -> tuple[str, bool] | None:
     """The exit reason's word in *body*, and whether VM entry had failed."""
-    found = re.search(r"(?<![\w-])reason:?\s+(?:UNKNOWN\s*\()?([^\s,;()]+)", body)
+    found = re.search(r"(?<![\w-])reason:?\s+(?:UNKNOWN\s*\()?([A-Z]{2} excp|[^\s,;()]+)", body)
     return (found[1], "FAILED_VMENTRY" in body) if found else None
 
 
