@@ -1,8 +1,8 @@
 """Traces as people paste them into mails, issues and chats.
 
-The same text as :mod:`worldswitch.trace.readers.text` reads, after what happened to it on the way is undone: quoting
-of any depth, lines a mail client broke, HTML and quoted-printable escapes, blanks that are none, line numbers and
-time stamps of chat tools, cut ends. Prose between the events is skipped and counted.
+The same text as :mod:`worldswitch.trace.readers.text` reads, after what happened to it on the way is
+undone: quoting of any depth, lines a mail client broke, HTML and quoted-printable escapes, blanks that are
+none, line numbers and time stamps of chat tools, cut ends. Prose between the events is skipped and counted.
 """
 
 from __future__ import annotations
@@ -11,22 +11,24 @@ import html
 import re
 from collections.abc import Iterator
 from functools import cache
-from typing import Protocol
 
+from worldswitch.trace.readers.lines import LONGEST_LINE, Source, pieces, split
 from worldswitch.trace.readers.text import TextTrace
 from worldswitch.trace.readers.textforms import FORMS
 from worldswitch.trace.readers.textodd import odd_event
 
-_PIECE = 1 << 18
-_LONGEST_LINE = 1 << 20
 _LONGEST_EVENT = 4096
 
 _QP_HEADER = re.compile(rb"(?i)content-transfer-encoding:\s*([\w-]+)\s*\Z")
 _QP_SIGN = re.compile(rb"=3D|=C2=A0|=E2=80|=(?:20|09)\r?\n")
 _QP_COUNTER = re.compile(rb"\w = ")
 _QP_BYTE = re.compile(rb"=([0-9A-F]{2})")
-_HTML_SIGN = re.compile(rb"(?i)&(?:gt|lt|amp|nbsp|quot|#\d{1,5}|#x[0-9a-f]{1,4});|<(?:br|pre|p|div|html|code|tt)\b[^<>]*>")
-_BLOCK_TAG = re.compile(r"(?i)</?(?:br|p|div|li|tr|pre|blockquote|h[1-6]|hr|table|ul|ol|html|body|title)\b[^<>]{0,500}>")
+_HTML_SIGN = re.compile(
+    rb"(?i)&(?:gt|lt|amp|nbsp|quot|#\d{1,5}|#x[0-9a-f]{1,4});|<(?:br|pre|p|div|html|code|tt)\b[^<>]*>"
+)
+_BLOCK_TAG = re.compile(
+    r"(?i)</?(?:br|p|div|li|tr|pre|blockquote|h[1-6]|hr|table|ul|ol|html|body|title)\b[^<>]{0,500}>"
+)
 _INLINE_TAG = re.compile(
     r"(?i)</?(?:a|b|i|u|em|strong|tt|code|span|font|td|th|tbody|thead|head|meta|link|img|samp|kbd|small|sup|sub)\b[^<>]{0,2000}>"
 )
@@ -44,36 +46,24 @@ _CHAT = re.compile(
     r"(?:<[@+\w|\[\]-]{1,30}>\s+)?(?=\S)"
 )
 _MARKS = re.compile(r"\s*(?:[*•+-]\s+|[A-Z]:\s+|`+)(?=\S)|^[+-](?=\s)")
-_CUT = re.compile(r"\s*(?:(?<!\()(?:\.{3,}|…)|\[(?:\.{2,}|…|snip\w*|cut)\]|<(?:snip\w*|cut)>|`+|\\)\s*\Z", re.IGNORECASE)
+_CUT = re.compile(
+    r"\s*(?:(?<!\()(?:\.{3,}|…)|\[(?:\.{2,}|…|snip\w*|cut)\]|<(?:snip\w*|cut)>|`+|\\)\s*\Z", re.IGNORECASE
+)
 
 _WHO = r"\S[^\n]{0,60}?-\d{1,9}\s+(?:\(\s*(?:\d+|-+)\)\s*)?\[\d{1,6}\]"
 _HEAD = re.compile(
     rf"\s*(?:{_WHO}|(?:\S[^\n]{{0,60}}?\s)?\d{{1,9}}(?:/\d{{1,9}})?\s+(?:\[\d{{1,6}}\]\s+)?\d+\.\d{{3,9}}:(?:\s|\Z)"
     r"|\d+\.\d{3,9}:(?:\s|\Z))"
 )
-_WHOLE_HEAD = re.compile(r".*?\s?\d+(?:\.\d{1,9})?:\s+(?:\(\+?\d+\)\s+)?(?:\d+\s+)?(?:[\w-]+:)*([A-Za-z_][\w.-]*):(?:\s|\Z)")
+_WHOLE_HEAD = re.compile(
+    r".*?\s?\d+(?:\.\d{1,9})?:\s+(?:\(\+?\d+\)\s+)?(?:\d+\s+)?(?:[\w-]+:)*([A-Za-z_][\w.-]*):(?:\s|\Z)"
+)
 _FLAGS = re.compile(r"[.\w#]{1,10}\Z")
 _BARE = re.compile(r"\s*(?:CPU\s*\d+:?\s+)?(?:(?:kvm|kvmmmu):)?(\w+):(?:\s|\Z)")
 _WORD = re.compile(r"[A-Za-z_#][\w/-]*")
 _KEY = re.compile(r"([A-Za-z_][\w-]*)[\s:=]*\{")
 _HEX = re.compile(r"(?:0x)?[0-9a-fA-F]+\Z")
 _COLONED = re.compile(r"[0-9a-fA-F]+(?::[0-9a-fA-F]+)+:?\Z")
-
-
-class Source(Protocol):
-    """What this reader needs of its input; :class:`worldswitch.trace.readers.source.Input` has it."""
-
-    name: str
-    head: bytes
-
-    @property
-    def damage(self) -> str | None:
-        """What was wrong with the bytes, if anything."""
-        ...
-
-    def read(self, n: int) -> bytes:
-        """The next *n* bytes, fewer only at the end."""
-        ...
 
 
 def sniff(head: bytes) -> bool:
@@ -109,16 +99,12 @@ class _Unfolded:
     def __init__(self, source: Source) -> None:
         self.name = source.name
         self._source = source
-        self._lines = _joined(_clean(_raw_lines(self._pieces(), source.head)))
+        self._lines = _joined(_clean(_raw_lines(pieces(source), source.head)))
         self._rest = b""
 
     @property
     def damage(self) -> str | None:
         return self._source.damage
-
-    def _pieces(self) -> Iterator[bytes]:
-        while piece := self._source.read(_PIECE):
-            yield piece
 
     def readinto(self, buffer: memoryview) -> int:
         """Fill *buffer*; fewer bytes only at the end."""
@@ -136,38 +122,24 @@ class _Unfolded:
         return done
 
 
-def _raw_lines(pieces: Iterator[bytes], head: bytes) -> Iterator[bytes]:
+def _raw_lines(parts: Iterator[bytes], head: bytes) -> Iterator[bytes]:
     """Lines without their ends; quoted-printable undone where the text is in it."""
     quoted = _QP_SIGN.search(head) is not None and _QP_COUNTER.search(head) is None
     soft = b""
-    for line in _split(pieces):
+    for line in split(parts):
         header = _QP_HEADER.match(line) if line[:1] in b"Cc" else None
         if header:
             quoted = header[1].lower() == b"quoted-printable"
         if not quoted:
             yield line
             continue
-        if line.endswith(b"=") and len(soft) < _LONGEST_LINE:
+        if line.endswith(b"=") and len(soft) < LONGEST_LINE:
             soft += line[:-1]
             continue
         yield _QP_BYTE.sub(lambda found: bytes([int(found[1], 16)]), soft + line)
         soft = b""
     if soft:
         yield soft
-
-
-def _split(pieces: Iterator[bytes]) -> Iterator[bytes]:
-    rest = b""
-    for piece in pieces:
-        lines = (rest + piece).split(b"\n")
-        rest = lines.pop()
-        while len(rest) > _LONGEST_LINE:
-            lines.append(rest[:_LONGEST_LINE])
-            rest = rest[_LONGEST_LINE:]
-        for line in lines:
-            yield line.rstrip(b"\r")
-    if rest:
-        yield rest
 
 
 def _clean(lines: Iterator[bytes]) -> Iterator[str]:
@@ -235,7 +207,7 @@ def _continues(pending: str, line: str, gap: bool) -> bool:
     if event not in FORMS:
         return pending.endswith(":") and not gap
     words, keys = _vocabulary(event)
-    last = pending.split()[-1].rstrip(",;")
+    last = pending.rsplit(maxsplit=1)[-1].rstrip(",;")
     if gap and last not in keys and not last.endswith((":", "=")):
         return False
     for token in line.split():
@@ -245,7 +217,10 @@ def _continues(pending: str, line: str, gap: bool) -> bool:
             or word in words
             or token in words
             or _COLONED.match(word)
-            or (_HEX.match(word) and (any(c.isdigit() for c in word) or last in keys or event == "kvm_emulate_insn"))
+            or (
+                _HEX.match(word)
+                and (any(c.isdigit() for c in word) or last in keys or event == "kvm_emulate_insn")
+            )
             or (last == "reason" and _WORD.match(word))
             or (event == "kvm_userspace_exit" and word.startswith("KVM_EXIT_"))
         ):

@@ -3,13 +3,13 @@
 The dialects are told per line, so a file may mix them::
 
     qemu-1234  ( 1200) [003] d..1.   12.345678: kvm_exit: vcpu 0 reason HLT rip 0x1000d ...     tracefs
-    qemu-1234  [003]   12.345678901: kvm_exit:             reason HLT rip 0x1000d info 0 0      trace-cmd report
+    qemu-1234  [003]   12.345678901: kvm_exit:          reason HLT rip 0x1000d info 0 0       trace-cmd report
     qemu   1200/1234 [003]   12.345678:      kvm:kvm_exit: vcpu 0 reason HLT rip 0x1000d ...    perf script
 
-Any flag columns or none, task names that hold anything, tgid columns, times in µs, in ns or as raw counts. KVM's
-events become columns with the kernel's field names (:mod:`worldswitch.trace.readers.textforms`); any other event
-becomes a table with the one column ``text``, and so does a KVM event whose body nobody understands, under the name
-``<event>:unparsed``.
+Any flag columns or none, task names that hold anything, tgid columns, times in µs, in ns or as raw counts.
+KVM's events become columns with the kernel's field names (:mod:`worldswitch.trace.readers.textforms`); any
+other event becomes a table with the one column ``text``, and so does a KVM event whose body nobody
+understands, under the name ``<event>:unparsed``.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from __future__ import annotations
 import re
 import zlib
 from collections.abc import Iterator
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import numpy as np
 
@@ -37,7 +37,8 @@ _MOST_EVENTS = 4000
 _UNPARSED = ":unparsed"
 
 _EVENT_LINE = re.compile(
-    rb"(?m)^.*?(?:[-\s/]\d{1,10}\s.*?|\s)\d+(?:\.\d+)?:\s+(?:\(\+?\d+\)\s+)?(?:\d+\s+)?(?:[\w-]+:)*[A-Za-z_][\w.-]*:(?:\s|$)"
+    rb"(?:.*?[-\s/]\d{1,10}\s.*?|.*?\s|)\d+(?:\.\d+)?:\s+(?:\(\+?\d+\)\s+)?(?:\d+\s+)?"
+    rb"(?:[\w-]+:)*[A-Za-z_][\w.-]*:(?:\s|$)"
 )
 
 
@@ -69,8 +70,10 @@ def event_share(head: bytes) -> tuple[int, int]:
 
 
 def sniff(head: bytes) -> bool:
-    """Whether *head* begins a trace text as a tool wrote it; what people pasted is for
-    :mod:`worldswitch.trace.readers.pasted`, which reads this too, but slowly."""
+    """Whether *head* begins a trace text as a tool wrote it.
+
+    What people pasted is for :mod:`worldswitch.trace.readers.pasted`, which reads this too, but slowly.
+    """
     if b"\0" in head[:4096]:
         return False
     events, others = event_share(head)
@@ -81,10 +84,12 @@ class TextTrace:
     """The events of a trace text; an :class:`~worldswitch.record.trace.EventSource`.
 
     Attributes:
-        meta: What the text tells besides events. ``skipped_lines`` counts lines that are neither events nor blank nor
+        meta: What the text tells besides events. ``skipped_lines`` counts lines that are neither events nor
+        blank nor
             known headers; ``malformed`` the KVM events whose body was not understood.
         formats: Empty: a text describes no layouts.
-        reason_names: ``(isa, reason)`` to name for exit reasons no table knows; such a reason's number is made from
+        reason_names: ``(isa, reason)`` to name for exit reasons no table knows; such a reason's number is
+        made from
             its name, the same in every run, and is 0x40000000 or more.
     """
 
@@ -120,10 +125,12 @@ class TextTrace:
             *(self._values, self._counts, self._shown, self._other_from, self._other_to),
             *(self._tid_seen, self._comm_tid, self._comm_from, self._comm_to),
         )
-        self._scanner: Any = Scanner(self._text, self._words.arrays(), tuple(memoryview(a) for a in found))
+        views = tuple(memoryview(cast(Any, a)) for a in found)
+        self._scanner = cast(Any, Scanner)(self._text, self._words.arrays(), views)
 
     def batches(self, selection: Selection | None = None) -> Iterator[Batch]:
-        """All events in time order; *selection* limits what is decoded. :attr:`meta` is final when it ends."""
+        """All events in time order; *selection* limits what is decoded. :attr:`meta` is final when it
+        ends."""
         order = TimeOrder()
         scanner = self._scanner
         while not scanner.last_block:
@@ -144,7 +151,8 @@ class TextTrace:
         self._finish()
 
     def _fill(self) -> None:
-        """Move the unfinished line to the front and read on behind it; a line longer than a block is dropped."""
+        """Move the unfinished line to the front and read on behind it; a line longer than a block is
+        dropped."""
         scanner, text = self._scanner, self._text
         kept = scanner.size - scanner.at
         if kept == len(text):
@@ -207,7 +215,9 @@ class TextTrace:
 
     def _close(self, what: str) -> None:
         self._scanner.closed = True
-        self.meta.notes.append(f"more different names of {what} than a trace has; lines with further ones were skipped")
+        self.meta.notes.append(
+            f"more different names of {what} than a trace has; lines with further ones were skipped"
+        )
 
     # Lines the scanner leaves to us
 
@@ -261,12 +271,18 @@ class TextTrace:
         if word is None or not word[0]:
             return None
         name, failed = word
-        values[reason] = textreasons.printed_number(name) if textreasons.is_number(name) else self._reason(name)
+        values[reason] = (
+            textreasons.printed_number(name) if textreasons.is_number(name) else self._reason(name)
+        )
         values["failed"] = int(failed)
         return values
 
     def _append(
-        self, number: int, who: tuple[int, int, int, int], body: tuple[int, int], values: dict[str, int] | None
+        self,
+        number: int,
+        who: tuple[int, int, int, int],
+        body: tuple[int, int],
+        values: dict[str, int] | None,
     ) -> None:
         """One event as the scanner would have put it down."""
         self._counts[number] += 1
@@ -319,9 +335,12 @@ class TextTrace:
         places = np.zeros(int(numbers[-1]) + 1, np.uint16)
         places[numbers] = np.arange(len(numbers))
         self._tell_vcpus(order)
-        tables = tuple(self._table(int(number), np.flatnonzero(order == number), selection) for number in numbers)
-        common = (column[:n].copy() for column in (self._time, self._cpu, self._tid, self._pid))
-        return Batch(tuple(self._names[number] for number in numbers), places[order], *common, tables)
+        tables = tuple(
+            self._table(int(number), np.flatnonzero(order == number), selection) for number in numbers
+        )
+        time, cpu, tid, pid = self._time[:n], self._cpu[:n], self._tid[:n], self._pid[:n]
+        names = tuple(self._names[number] for number in numbers)
+        return Batch(names, places[order], time.copy(), cpu.copy(), tid.copy(), pid.copy(), tables)
 
     def _table(self, number: int, rows: np.ndarray[Any, Any], selection: Selection | None) -> Columns:
         template = self._templates.get(number)
@@ -349,7 +368,8 @@ class TextTrace:
         isa[isa == 0] = self._isa
 
     def _tell_vcpus(self, order: np.ndarray[Any, Any]) -> None:
-        """Fill in the vCPU of exits that do not name it (before 5.10, and trace-cmd's plugin) from their threads."""
+        """Fill in the vCPU of exits that do not name it (before 5.10, and trace-cmd's plugin) from their
+        threads."""
         parts, exits = [], []
         for name, has_to in (("kvm_entry", False), ("kvm_exit", True), ("kvm_nested_vmexit", True)):
             template = self._templates.get(self._numbers.get(name, -1))
@@ -378,10 +398,14 @@ class TextTrace:
         if scanner.processes:
             meta.vm_identity = "tgid"
         if scanner.raw_times:
-            meta.notes.append("times without a point are taken as they are: counts of the trace's clock, not ns")
+            meta.notes.append(
+                "times without a point are taken as they are: counts of the trace's clock, not ns"
+            )
         if scanner.systems and not meta.tool:
             meta.tool = "perf script"
         if self.reason_names:
-            meta.notes.append(f"exit reasons in no table: {', '.join(sorted(set(self.reason_names.values()))[:20])}")
+            meta.notes.append(
+                f"exit reasons in no table: {', '.join(sorted(set(self.reason_names.values()))[:20])}"
+            )
         if self._source.damage:
             meta.damaged(self._source.damage)

@@ -27,9 +27,7 @@ def column_names(template: Template, shown: int) -> tuple[str, ...]:
     )
 
 
-def columns(
-    template: Template, names: Sequence[str], values: Values, starts: NDArray[np.int64]
-) -> Columns:
+def columns(template: Template, names: Sequence[str], values: Values, starts: NDArray[np.int64]) -> Columns:
     """The columns *names* of the events whose values begin at *starts*; 0 where the text said nothing."""
     dtypes = {name: dtype for name, dtype, _ in template.columns}
     return {name: _column(template, name, dtypes[name], values, starts) for name in names}
@@ -62,7 +60,7 @@ def _column(
     if name in ("r", "x", "u") and "rwxu" in slots:
         return _permission(name, value("rwxu"), dtype)
     if name == "efer_nx":
-        return value("nxe_off") == 0
+        return np.equal(value("nxe_off"), 0)
     found = value(name)
     if name == "has_error":
         found = found * np.isin(value("exception"), _WITH_ERROR_CODE)
@@ -72,7 +70,7 @@ def _column(
 def _permission(name: str, letters: Values, dtype: str) -> NDArray[Any]:
     """r, x and u of kvm_mmu_set_spte; three letters: EPT, which knows no user pages (u is -1)."""
     bit = {"r": 8, "x": 1, "u": 4}[name]
-    has = (letters & np.uint64(bit)) != 0
+    has: NDArray[np.bool_] = (letters & np.uint64(bit)) != 0
     if name != "u":
         return has
     return np.where(letters >> np.uint64(8) == 3, -1, has.astype(np.int8)).astype(dtype)

@@ -1,7 +1,8 @@
 """What KVM's events look like as text: one small grammar per event, for kernels 4.x to 7.x.
 
 The kernel prints an event by its TP_printk format (arch/x86/kvm/trace.h, arch/x86/kvm/mmu/mmutrace.h,
-include/trace/events/kvm.h); trace-cmd prints some of them its own way (libtraceevent's kvm plugin). Both are here.
+include/trace/events/kvm.h); trace-cmd prints some of them its own way (libtraceevent's kvm plugin). Both
+are here.
 
 Notation of a template::
 
@@ -12,9 +13,10 @@ Notation of a template::
     {name:bytes}  hex bytes up to "("          {*}           any one word
     « »           may be missing               a space       any run of blanks
 
-Columns are ``name:dtype``; ``?`` marks one that exists only where a text shows it. Where a column is not among a
-template's names it follows from them (:mod:`worldswitch.trace.readers.textcolumns`). Pages of the MMU print pieces of
-their role, never the role itself, so their columns are the members of ``union kvm_mmu_page_role``.
+Columns are ``name:dtype``; ``?`` marks one that exists only where a text shows it. Where a column is not
+among a template's names it follows from them (:mod:`worldswitch.trace.readers.textcolumns`). Pages of the
+MMU print pieces of their role, never the role itself, so their columns are the members of ``union
+kvm_mmu_page_role``.
 """
 
 from __future__ import annotations
@@ -29,13 +31,17 @@ class Form(NamedTuple):
     templates: tuple[str, ...]
 
 
-_EXIT = "exit_reason:u4 guest_rip:u8 isa:u4 info1:u8 info2:u8 intr_info:u4 error_code:u4 vcpu_id:u4 requests:u8?"
+_EXIT = (
+    "exit_reason:u4 guest_rip:u8 isa:u4 info1:u8 info2:u8 intr_info:u4 error_code:u4 vcpu_id:u4 requests:u8?"
+)
 _EXIT_FORMS = (
-    "«vcpu {vcpu_id} »reason {exit_reason:reason}« FAILED_VMENTRY{failed=1}»« 0x{flags:x}»« rip {guest_rip:x}»"
+    "«vcpu {vcpu_id} »reason {exit_reason:reason}« FAILED_VMENTRY{failed=1}»« 0x{flags:x}»"
+    "« rip {guest_rip:x}»"
     "« info {info1:x} {info2:x}»« info1 {info1:x}»« info2 {info2:x}»« intr_info {intr_info:x}»"
     "« error_code {error_code:x}»« requests {requests:x}»",
     "«vcpu {vcpu_id} »reason UNKNOWN ({exit_reason}) rip {guest_rip:x}« info {info1:x} {info2:x}»",
-    "rip: {guest_rip:x} reason: {exit_reason:reason} ext_inf1: {info1:x} ext_inf2: {info2:x} ext_int: {intr_info:x}"
+    "rip: {guest_rip:x} reason: {exit_reason:reason} ext_inf1: {info1:x} ext_inf2: {info2:x}"
+    " ext_int: {intr_info:x}"
     " ext_int_err: {error_code:x}",
     "rip {guest_rip:x} reason {exit_reason:reason} info1 {info1:x} info2 {info2:x} int_info {intr_info:x}"
     " int_info_err {error_code:x}",
@@ -48,11 +54,13 @@ _INJECT_FORMS = (
     " int_info_err {exit_int_info_err:x}",
 )
 _PAGE = (
-    "mmu_valid_gen:u1? gfn:u8 level:u1 quadrant:u1 direct:b access:u1 invalid:b efer_nx:b ad_disabled:b? cr0_wp:b?"
+    "mmu_valid_gen:u1? gfn:u8 level:u1 quadrant:u1 direct:b access:u1 invalid:b efer_nx:b ad_disabled:b?"
+    " cr0_wp:b?"
     " root_count:u4 unsync:b"
 )
 _PAGE_FORMS = (
-    "sp gen {mmu_valid_gen:x} gfn {gfn:x} l{level} {gpte_bytes}-byte q{quadrant}« direct{direct=1}» {access:rwxu}"
+    "sp gen {mmu_valid_gen:x} gfn {gfn:x} l{level} {gpte_bytes}-byte q{quadrant}« direct{direct=1}»"
+    " {access:rwxu}"
     "« invalid{invalid=1}»« !nxe{nxe_off=1}»« nxe»« !ad{ad_disabled=1}»« ad{ad_disabled=0}» root {root_count}"
     "« sync»« unsync{unsync=1}»",
     "«sp »«gfn {gfn:x} »{level}«/{glevels}» q{quadrant}« direct{direct=1}» {access:rwxu}« invalid{invalid=1}»"
@@ -96,8 +104,8 @@ FORMS: dict[str, Form] = {
     "kvm_nested_vmenter": Form(
         "rip:u8 vmcb:u8 nested_rip:u8 int_ctl:u4 event_inj:u4 tdp_enabled:b guest_pgd:u8 isa:u4",
         (
-            "rip: {rip:x} {isa:|vmcs|vmcb}: {vmcb:x} nested_rip: {nested_rip:x} int_ctl: {int_ctl:x} event_inj:"
-            " {event_inj:x} nested_«ept»«npt»={tdp_enabled:n|y} {*} {guest_pgd:x}",
+            "rip: {rip:x} {isa:|vmcs|vmcb}: {vmcb:x} nested_rip: {nested_rip:x} int_ctl: {int_ctl:x}"
+            " event_inj: {event_inj:x} nested_«ept»«npt»={tdp_enabled:n|y} {*} {guest_pgd:x}",
         ),
     ),
     "kvm_nested_vmrun": Form(
@@ -139,7 +147,8 @@ FORMS: dict[str, Form] = {
     ),
     "kvm_fast_mmio": Form("gpa:u8", ("fast mmio at gpa {gpa:x}",)),
     "vcpu_match_mmio": Form(
-        "gva:u8 gpa:u8 write:b gpa_match:b", ("gva {gva:x} gpa {gpa:x} {write:Read|Write} {gpa_match:GVA|GPA}",)
+        "gva:u8 gpa:u8 write:b gpa_match:b",
+        ("gva {gva:x} gpa {gpa:x} {write:Read|Write} {gpa_match:GVA|GPA}",),
     ),
     "kvm_cpuid": Form(
         "function:u4 index:u4 rax:u8 rbx:u8 rcx:u8 rdx:u8 found:b used_max_basic:b",
@@ -172,7 +181,8 @@ FORMS: dict[str, Form] = {
     "kvm_emulate_insn": Form(
         "rip:u8 csbase:u4 len:u1 insn:bytes flags:u1 failed:u1",
         (
-            "{csbase:x}:{rip:x}:« »«{insn:bytes}»« »«({flags:real|prot16||vm16||prot32||||prot64})»« failed{failed=1}»"
+            "{csbase:x}:{rip:x}:« »«{insn:bytes}»« »«({flags:real|prot16||vm16||prot32||||prot64})»"
+            "« failed{failed=1}»"
             "« FAIL{failed=1}»",
             "{csbase:x}:{rip:x}:« »«{insn:bytes}»« »«({flags:x})»« failed{failed=1}»",
         ),
@@ -183,13 +193,16 @@ FORMS: dict[str, Form] = {
     ),
     "kvm_fpu": Form("load:u4", ("{load:unload|load}",)),
     "kvm_vcpu_wakeup": Form(
-        "ns:u8 waited:b valid:b", ("{waited:poll|wait} time {ns} ns« , polling»«, polling» {valid:invalid|valid}",)
+        "ns:u8 waited:b valid:b",
+        ("{waited:poll|wait} time {ns} ns« , polling»«, polling» {valid:invalid|valid}",),
     ),
     "kvm_halt_poll_ns": Form(
         "grow:b vcpu_id:u4 new:u4 old:u4",
         ("vcpu {vcpu_id}: halt_poll_ns {new} ({grow:shrink|grow} {old})",),
     ),
-    "kvm_set_irq": Form("gsi:u4 level:i4 irq_source_id:i4", ("gsi {gsi} level {level} source {irq_source_id}",)),
+    "kvm_set_irq": Form(
+        "gsi:u4 level:i4 irq_source_id:i4", ("gsi {gsi} level {level} source {irq_source_id}",)
+    ),
     "kvm_ack_irq": Form(
         "irqchip:u4 pin:u4",
         (
@@ -204,9 +217,7 @@ FORMS: dict[str, Form] = {
     "kvm_pv_eoi": _EOI,
     "kvm_pic_set_irq": Form(
         "chip:u1 pin:u1 level:b masked:b coalesced:b",
-        (
-            "chip {chip} pin {pin} ({level:edge|level}«|masked{masked=1}»)« (coalesced){coalesced=1}»",
-        ),
+        ("chip {chip} pin {pin} ({level:edge|level}«|masked{masked=1}»)« (coalesced){coalesced=1}»",),
     ),
     "kvm_async_pf_completed": Form("address:u8 gva:u8", ("gva {gva:x} address {address:x}« pfn {pfn:x}»",)),
     "kvm_try_async_get_page": _GVA_GFN,
@@ -236,9 +247,7 @@ FORMS: dict[str, Form] = {
     "kvm_skinit": Form("rip:u8 slb:u4", ("rip: {rip:x} slb: {slb:x}",)),
     "kvm_enter_smm": _SMM,
     "kvm_smm_transition": _SMM,
-    "kvm_ple_window_update": Form(
-        "vcpu_id:u4 new:u4 old:u4", ("vcpu {vcpu_id} old {old} new {new} ({*}",)
-    ),
+    "kvm_ple_window_update": Form("vcpu_id:u4 new:u4 old:u4", ("vcpu {vcpu_id} old {old} new {new} ({*}",)),
     "kvm_pml_full": Form("vcpu_id:u4", ("vcpu {vcpu_id}: PML full",)),
     "kvm_dirty_ring_exit": Form("vcpu_id:i4", ("vcpu {vcpu_id}",)),
     "kvm_pv_tlb_flush": Form(
@@ -319,8 +328,8 @@ FORMS: dict[str, Form] = {
     "fast_page_fault": Form(
         "vcpu_id:i4 cr2_or_gpa:u8 error_code:u8 sptep:u8 old_spte:u8 new_spte:u8 spurious:b fixed:b",
         (
-            "vcpu {vcpu_id} gva {cr2_or_gpa:x} error_code «{error_code:pferr} »sptep {sptep:x} old {old_spte:x}"
-            " new {new_spte:x} spurious {spurious} fixed {fixed}",
+            "vcpu {vcpu_id} gva {cr2_or_gpa:x} error_code «{error_code:pferr} »sptep {sptep:x}"
+            " old {old_spte:x} new {new_spte:x} spurious {spurious} fixed {fixed}",
         ),
     ),
     "mark_mmio_spte": Form(

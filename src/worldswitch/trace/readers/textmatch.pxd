@@ -22,7 +22,7 @@ cdef class Matcher:
     @cython.locals(what=int)
     cpdef bint match(self, int program, Py_ssize_t event, Py_ssize_t begin, Py_ssize_t end) except? -9
     @cython.locals(what=int)
-    cdef int _match(self, int program, Py_ssize_t event, Py_ssize_t begin, Py_ssize_t end) except -9 nogil
+    cdef int _match(self, int program, Py_ssize_t begin, Py_ssize_t end) except -9 nogil
     @cython.locals(n=Py_ssize_t, slot=Py_ssize_t)
     cdef int _keep_values(self, Py_ssize_t event) except -9 nogil
     @cython.locals(seen=uint64_t, seen_before=uint64_t, bit=uint64_t, retreat=Py_ssize_t, target=int, op=int, a=int,

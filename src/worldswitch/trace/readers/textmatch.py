@@ -1,8 +1,12 @@
 """The inner loop of the text readers, second half: from an event's body to numbers.
 
-A :class:`Matcher` knows words and compiled templates (:mod:`worldswitch.trace.readers.texttemplates`) and runs them
-over bytes. It never allocates and never guesses.
+A :class:`Matcher` knows words and compiled templates (:mod:`worldswitch.trace.readers.texttemplates`) and
+runs them over bytes. It never allocates and never guesses.
 """
+
+# mypy: allow-untyped-calls, allow-untyped-defs
+
+# ruff: noqa: PLR1714, SIM109, SIM102 - C has none of the shorter forms
 
 from __future__ import annotations
 
@@ -53,7 +57,7 @@ class Matcher:
         closed: No new words are wanted; an unknown one just does not match.
     """
 
-    def __init__(self, text, tables, values, shown):  # type: ignore[no-untyped-def]
+    def __init__(self, text, tables, values, shown):
         self.text = text
         self.values = values
         self.shown = shown
@@ -65,15 +69,16 @@ class Matcher:
         self.present = 0
         self.tell(tables)
 
-    def tell(self, tables):  # type: ignore[no-untyped-def]
+    def tell(self, tables):
         """Take the words and templates known by now."""
         self.pool, self.word_at, self.word_size, self.word_class, self.word_value, self.buckets = tables[:6]
         self.programs, self.values_of, self.vcpu_slot, self.code = tables[6:]
 
     # Words
 
-    def _lookup(self, kind, begin, end):  # type: ignore[no-untyped-def]
-        """Index of the word ``text[begin:end]`` of class *kind* into word_value, or for events its number; -1."""
+    def _lookup(self, kind, begin, end):
+        """Index of the word ``text[begin:end]`` of class *kind* into word_value, or for events its number;
+        -1."""
         h = HASH_START ^ kind
         i = begin
         while i < end:
@@ -98,15 +103,15 @@ class Matcher:
 
     # The body of a line
 
-    def match(self, program, event, begin, end):  # type: ignore[no-untyped-def]
+    def match(self, program, event, begin, end):
         """Match ``text[begin:end]`` as *event*; True if its values were taken. For the caller's own rows."""
         with cython.nogil:
-            what = self._match(program, event, begin, end)
+            what = self._match(program, begin, end)
             if what == TAKEN:
                 self._keep_values(event)
         return what == TAKEN
 
-    def _match(self, program, event, begin, end):  # type: ignore[no-untyped-def]
+    def _match(self, program, begin, end):
         """Try the alternatives that begin at *program*; their values lie after ``used`` if one matches."""
         while program > 0:
             what = self._run(program + 1, begin, end)
@@ -115,7 +120,7 @@ class Matcher:
             program = self.code[3 * program + 1]
         return ODD
 
-    def _keep_values(self, event):  # type: ignore[no-untyped-def]
+    def _keep_values(self, event):
         n = self.values_of[event]
         for slot in range(n):
             if not (self.present >> slot) & 1:
@@ -123,7 +128,7 @@ class Matcher:
         self.shown[event] |= self.present
         self.used += n
 
-    def _run(self, at, p, end):  # type: ignore[no-untyped-def]
+    def _run(self, at, p, end):
         """Match one compiled template; TAKEN with ``present`` set, ODD, or NEW_REASON."""
         seen = 0
         seen_before = 0
@@ -191,7 +196,7 @@ class Matcher:
                 bit = 1
                 seen |= bit << a
 
-    def _literal(self, at, size, p, end):  # type: ignore[no-untyped-def]
+    def _literal(self, at, size, p, end):
         """Match the pool's literal; a blank in it is any run of blanks."""
         for k in range(at, at + size):
             c = self.pool[k]
@@ -206,14 +211,14 @@ class Matcher:
                 p += 1
         return p
 
-    def _ends(self, p, end):  # type: ignore[no-untyped-def]
+    def _ends(self, p, end):
         """Whether no word goes on at *p*."""
         if p >= end:
             return True
         c = self.text[p]
         return not (48 <= c <= 57 or 65 <= c <= 90 or 97 <= c <= 122 or c == 95)
 
-    def _digit(self, c):  # type: ignore[no-untyped-def]
+    def _digit(self, c):
         if 48 <= c <= 57:
             return c - 48
         if 97 <= c <= 102:
@@ -222,7 +227,7 @@ class Matcher:
             return c - 55
         return -1
 
-    def _hex(self, p, end):  # type: ignore[no-untyped-def]
+    def _hex(self, p, end):
         if p + 1 < end and self.text[p] == 48 and (self.text[p + 1] == 120 or self.text[p + 1] == 88):
             p += 2
         value = 0
@@ -240,7 +245,7 @@ class Matcher:
         self.matched = value
         return p
 
-    def _decimal(self, p, end):  # type: ignore[no-untyped-def]
+    def _decimal(self, p, end):
         value = 0
         negative = False
         if p < end and self.text[p] == 45:
@@ -258,16 +263,26 @@ class Matcher:
         self.matched = ((value ^ MASK64) + 1) & MASK64 if negative else value
         return p
 
-    def _token(self, p, end):  # type: ignore[no-untyped-def]
+    def _token(self, p, end):
         """Where the word at *p* ends."""
         while p < end:
             c = self.text[p]
-            if c <= 32 or c == 44 or c == 40 or c == 41 or c == 124 or c == 58 or c == 59 or c == 91 or c == 93:
+            if (
+                c <= 32
+                or c == 44
+                or c == 40
+                or c == 41
+                or c == 124
+                or c == 58
+                or c == 59
+                or c == 91
+                or c == 93
+            ):
                 break
             p += 1
         return p
 
-    def _word(self, kind, p, end):  # type: ignore[no-untyped-def]
+    def _word(self, kind, p, end):
         stop = self._token(p, end)
         if stop == p:
             return -1
@@ -277,8 +292,9 @@ class Matcher:
         self.matched = self.word_value[word]
         return stop
 
-    def _reason(self, p, end):  # type: ignore[no-untyped-def]
-        """A reason's name, or the number the kernel prints for a reason it has no name for; -2: a new name."""
+    def _reason(self, p, end):
+        """A reason's name, or the number the kernel prints for a reason it has no name for; -2: a new
+        name."""
         stop = self._token(p, end)
         if stop == p:
             return -1
@@ -288,7 +304,12 @@ class Matcher:
                 return -1
             self.matched &= MASK32
             return done
-        if stop + 5 <= end and self.text[stop] == 32 and self.text[stop + 1] == 101 and self.text[stop + 2] == 120:
+        if (
+            stop + 5 <= end
+            and self.text[stop] == 32
+            and self.text[stop + 1] == 101
+            and self.text[stop + 2] == 120
+        ):
             if self.text[stop + 3] == 99 and self.text[stop + 4] == 112:
                 stop += 5  # "PF excp": the only reasons of two words
         word = self._lookup(REASONS, p, stop)
@@ -301,7 +322,7 @@ class Matcher:
         self.matched = self.word_value[word]
         return stop
 
-    def _bytes(self, slot, p, end):  # type: ignore[no-untyped-def]
+    def _bytes(self, slot, p, end):
         """Up to 15 bytes ``0f 22 c0`` into two values, their number into a third."""
         low = 0
         high = 0
@@ -329,8 +350,9 @@ class Matcher:
         self.values[self.used + slot + 2] = count
         return p
 
-    def _letters(self, p, end):  # type: ignore[no-untyped-def]
-        """``rwxu``, ``w-x``: x 1, w 2, u 4, r 8 as in the MMU's access masks; how many letters from bit 8 up."""
+    def _letters(self, p, end):
+        """``rwxu``, ``w-x``: x 1, w 2, u 4, r 8 as in the MMU's access masks; how many letters from bit 8
+        up."""
         begin = p
         value = 0
         while p < end:
@@ -351,7 +373,7 @@ class Matcher:
         self.matched = value | ((p - begin) << 8)
         return p
 
-    def _flags(self, p, end):  # type: ignore[no-untyped-def]
+    def _flags(self, p, end):
         """``P|W|U``: the sum of the flags named."""
         value = 0
         while True:
@@ -374,7 +396,7 @@ class Matcher:
         self.matched = value
         return p
 
-    def _skip_blanks(self, i, end):  # type: ignore[no-untyped-def]
+    def _skip_blanks(self, i, end):
         while i < end and self.text[i] <= 32:
             i += 1
         return i

@@ -1,7 +1,7 @@
 """Lines of a text that are no ordinary events: headers, loss marks, and events in some other shape.
 
-The scanner knows the forms kernels and tools print. People cut, shorten and reorder them; what it cannot match is
-tried here, key by key, and not at all fast.
+The scanner knows the forms kernels and tools print. People cut, shorten and reorder them; what it cannot
+match is tried here, key by key, and not at all fast.
 """
 
 from __future__ import annotations
@@ -89,19 +89,21 @@ class OddEvent:
 
 
 def odd_event(line: str) -> OddEvent | None:
-    """The KVM event of a line without a proper head: ``CPU 3: kvm_entry: vcpu 0``, or as ``perf trace`` prints it."""
+    """The KVM event of a line without a proper head: ``CPU 3: kvm_entry: vcpu 0``; also perf trace's."""
     if len(line) > 4096:
         return None
+    time: int | None = None
     if found := _PERF_TRACE.match(line):
         time = int(found["ms"]) * 10**6 + int(found["fraction"]) * 10**3
         return OddEvent(found["event"], found["body"], time, tid=int(found["tid"]), comm=found["comm"] or "")
     found = _BARE.match(line)
     while found and found["event"] not in FORMS:
         found = _BARE.match(line, found.end("event"))
-    head = found and _BARE_HEAD.match(line[: found.start("event")].removesuffix("kvm:").removesuffix("kvmmmu:"))
+    head = found and _BARE_HEAD.match(
+        line[: found.start("event")].removesuffix("kvm:").removesuffix("kvmmmu:")
+    )
     if not found or not head or (head["name"] and not head["seconds"]):
         return None
-    time = None
     if head["seconds"]:
         time = int(head["seconds"]) * 10**9 + int(head["fraction"].ljust(9, "0"))
     cpu = head["cpu"] or head["only"]
@@ -118,8 +120,8 @@ def odd_event(line: str) -> OddEvent | None:
 def loose_values(template: Template, body: str) -> dict[str, int] | None:
     """The values of *body* by the words before them, or by field names; None if that yields nothing of use.
 
-    An exit reason comes as its name's index would: the caller has to look words up, so it is left out here and
-    :func:`loose_reason` finds it.
+    An exit reason comes as its name's index would: the caller has to look words up, so it is left out here
+    and :func:`loose_reason` finds it.
     """
     body = body.strip()
     if body.startswith("[FAILED TO PARSE]") or re.match(r"\w+(?:=|: )", body):
@@ -145,7 +147,8 @@ def loose_reason(body: str) -> tuple[str, bool] | None:
 
 
 def _by_field(template: Template, body: str) -> dict[str, int]:
-    """``field=value`` pairs of ``trace-cmd report -R``, of what trace-cmd could not parse, and of perf trace."""
+    """``field=value`` pairs of ``trace-cmd report -R``, of what trace-cmd could not parse, and of perf
+    trace."""
     as_decimal = body.startswith("[FAILED") or ": " in body
     pairs = dict(_PAIR.findall(body))
     values: dict[str, int] = {}
@@ -169,7 +172,11 @@ def _by_field(template: Template, body: str) -> dict[str, int]:
 def _array(name: str, text: str) -> dict[str, int]:
     data = bytes(int(byte, 16) for byte in re.findall(r"\b[0-9a-fA-F]{2}\b", text)[:15])
     low, high = data[:8], data[8:]
-    return {name: int.from_bytes(low, "little"), name + ".high": int.from_bytes(high, "little"), name + ".count": len(data)}
+    return {
+        name: int.from_bytes(low, "little"),
+        name + ".high": int.from_bytes(high, "little"),
+        name + ".count": len(data),
+    }
 
 
 def _number(text: str, kind: str) -> int | None:

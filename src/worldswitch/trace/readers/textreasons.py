@@ -13,7 +13,10 @@ _PLUGIN_SVM = {
     "EXIT_VMMCALL": "hypercall",
     "EXIT_ERR": "invalid_guest_state",
 }
-_EXCEPTIONS = "DE DB NMI BP OF BR UD NM DF CSO TS NP SS GP PF 15 MF AC MC XF".split()
+_EXCEPTIONS = (
+    *("DE", "DB", "NMI", "BP", "OF", "BR", "UD", "NM", "DF", "CSO", "TS", "NP", "SS", "GP", "PF", "15", "MF"),
+    *("AC", "MC", "XF"),
+)
 _SVM_NUMBERS = {f"EXIT_EXCP_{name}": 0x40 + vector for vector, name in enumerate(_EXCEPTIONS)} | {
     "EXIT_SMI": 0x62,
     "EXIT_IDTR_READ": 0x66,
@@ -33,8 +36,8 @@ _SVM_NUMBERS = {f"EXIT_EXCP_{name}": 0x40 + vector for vector, name in enumerate
 def number(name: str) -> tuple[int, int] | None:
     """``(isa, reason)`` of a reason's name, or None if no table has it.
 
-    libtraceevent's plugin prints ``EXIT_NPF`` where the kernel prints ``npf``; kernels before 2.6.38 print VMX
-    reasons in small letters.
+    libtraceevent's plugin prints ``EXIT_NPF`` where the kernel prints ``npf``; kernels before 2.6.38 print
+    VMX reasons in small letters.
     """
     known = reason_number(name)
     if known is None and name.startswith("EXIT_"):

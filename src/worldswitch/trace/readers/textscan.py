@@ -1,9 +1,14 @@
 """The inner loop of the text readers: from bytes to events, one line after the other.
 
-A :class:`Scanner` walks a block of text. Of each line it finds who ran where and when, looks the event's name up, and
-has the body matched (:mod:`worldswitch.trace.readers.textmatch`). Where it meets a word it has not been told of, or a
-line it cannot take apart, it stops, says why, and goes on from there once its caller has dealt with it.
+A :class:`Scanner` walks a block of text. Of each line it finds who ran where and when, looks the event's
+name up, and has the body matched (:mod:`worldswitch.trace.readers.textmatch`). Where it meets a word it has
+not been told of, or a line it cannot take apart, it stops, says why, and goes on from there once its caller
+has dealt with it.
 """
+
+# mypy: allow-untyped-calls, allow-untyped-defs
+
+# ruff: noqa: PLR1714, PLR1730 - C has none of the shorter forms
 
 from __future__ import annotations
 
@@ -36,7 +41,7 @@ class Scanner(Matcher):
     :class:`worldswitch.trace.readers.text.TextTrace`, the only user, for their sizes.
     """
 
-    def __init__(self, text, tables, found):  # type: ignore[no-untyped-def]
+    def __init__(self, text, tables, found):
         Matcher.__init__(self, text, tables, found[8], found[10])
         self.size = 0
         self.at = 0
@@ -44,7 +49,9 @@ class Scanner(Matcher):
         self.line_end = 0
         self.last_block = False
         self.headed = False
-        self.order, self.time, self.cpu, self.tid, self.pid, self.body_from, self.body_to, self.row_at = found[:8]
+        self.order, self.time, self.cpu, self.tid, self.pid, self.body_from, self.body_to, self.row_at = (
+            found[:8]
+        )
         self.counts, self.other_from, self.other_to = found[9], found[11], found[12]
         self.tid_seen, self.comm_tid, self.comm_from, self.comm_to = found[13:]
         self.n = 0
@@ -56,27 +63,31 @@ class Scanner(Matcher):
         self.systems = 0
         self.processes = 0
 
-    def scan(self):  # type: ignore[no-untyped-def]
-        """Take lines until the block ends (:data:`~worldswitch.trace.readers.textcodes.END`), an output is full, or something needs the caller.
+    def scan(self):
+        """Take lines until the block ends (:data:`~worldswitch.trace.readers.textcodes.END`), an output is
+        full, or something needs the caller.
 
-        :data:`NEW_EVENT` and :data:`NEW_REASON`: tell the word ``text[word_from:word_to]`` and call again, the line is
-        read anew. :data:`ODD`: ``text[at:line_end]`` is no line this scanner understands; set ``at`` to ``next_line``.
+        :data:`NEW_EVENT` and :data:`NEW_REASON`: tell the word ``text[word_from:word_to]`` and call again,
+        the line is read anew. :data:`ODD`: ``text[at:line_end]`` is no line this scanner understands; set
+        ``at`` to ``next_line``.
         """
         with cython.nogil:
             why = self._scan()
-        return why
+        return why  # noqa: RET504 - the GIL is back
 
-    def head(self):  # type: ignore[no-untyped-def]
-        """Of an odd line that has a head: time, cpu, tid, pid, and where the name, the body and the comm begin and end.
+    def head(self):
+        """Of an odd line that has a head: time, cpu, tid, pid, and where the name, the body and the comm
+        begin and end.
 
-        ``(time, cpu, tid, pid, name_from, name_to, body_from, comm_from, comm_to)``, or None if not even that is clear.
+        ``(time, cpu, tid, pid, name_from, name_to, body_from, comm_from, comm_to)``, or None if not even
+        that is clear.
         """
         if not self.headed:
             return None
         who = (self.line_time, self.line_cpu, self.line_tid, self.line_pid)
         return (*who, self.name_from, self.name_to, self.body, self.comm_begin, self.comm_end)
 
-    def _scan(self):  # type: ignore[no-untyped-def]
+    def _scan(self):
         while self.at < self.size:
             if self.n >= len(self.order) or self.used + BODY_ROOM > len(self.values):
                 return FULL
@@ -102,7 +113,7 @@ class Scanner(Matcher):
             self.at = self.next_line
         return END
 
-    def _line(self, begin, end):  # type: ignore[no-untyped-def]
+    def _line(self, begin, end):
         if begin == end:
             return TAKEN
         self.headed = False
@@ -116,7 +127,7 @@ class Scanner(Matcher):
             return OTHER if self.closed else NEW_EVENT
         program = self.programs[event]
         if program >= 0:
-            what = self._match(program, event, self.body, end)
+            what = self._match(program, self.body, end)
             if what != TAKEN:
                 self.headed = what == ODD
                 return what
@@ -137,7 +148,7 @@ class Scanner(Matcher):
         self._note(event)
         return TAKEN
 
-    def _note(self, event):  # type: ignore[no-untyped-def]
+    def _note(self, event):
         """Count the line's event, and remember its thread's name if the thread is new."""
         self.counts[event] += 1
         if self.line_time < self.first:
@@ -161,12 +172,16 @@ class Scanner(Matcher):
 
     # The head of a line
 
-    def _find_time(self, begin, end):  # type: ignore[no-untyped-def]
+    def _find_time(self, begin, end):
         """``who [cpu] flags 12.345678: system:event: body``: all but the body, into the line_* attributes."""
         i = begin + 1
         what = OTHER
         while i < end:
-            if self.text[i] == 58 and 48 <= self.text[i - 1] <= 57 and (i + 1 < end and self.text[i + 1] <= 32):
+            if (
+                self.text[i] == 58
+                and 48 <= self.text[i - 1] <= 57
+                and (i + 1 < end and self.text[i + 1] <= 32)
+            ):
                 left = self._number_before(i, begin)
                 if left >= 0 and self._find_event(i + 1, end):
                     what = self._find_who(begin, left)
@@ -175,7 +190,7 @@ class Scanner(Matcher):
             i += 1
         return what
 
-    def _number_before(self, colon, begin):  # type: ignore[no-untyped-def]
+    def _number_before(self, colon, begin):
         """Read the time that ends at *colon*; where it begins, or -1 if that is no time."""
         i = colon
         while i > begin and (48 <= self.text[i - 1] <= 57 or self.text[i - 1] == 46):
@@ -215,7 +230,7 @@ class Scanner(Matcher):
         self.line_raw = 0 if dot else 1
         return i
 
-    def _find_event(self, i, end):  # type: ignore[no-untyped-def]
+    def _find_event(self, i, end):
         """The event's name after the time; a time difference ``(+22)`` or a period before it is skipped."""
         i = self._skip_blanks(i, end)
         if i < end and self.text[i] == 40:
@@ -248,8 +263,9 @@ class Scanner(Matcher):
         self.body = self._skip_blanks(k, end)
         return True
 
-    def _find_who(self, begin, end):  # type: ignore[no-untyped-def]
-        """``comm-tid (tgid) [cpu] flags`` or ``comm pid/tid [cpu]``, read from the right: a comm may hold anything."""
+    def _find_who(self, begin, end):
+        """``comm-tid (tgid) [cpu] flags`` or ``comm pid/tid [cpu]``, read from the right: a comm may hold
+        anything."""
         self.line_cpu = -1
         self.line_pid = -1
         self.comm_begin = 0
@@ -297,7 +313,7 @@ class Scanner(Matcher):
         self.comm_end = self._trim(left, begin)
         return TAKEN
 
-    def _before_flags(self, k, begin):  # type: ignore[no-untyped-def]
+    def _before_flags(self, k, begin):
         """Where the flags that end at *k* begin, blanks before them left out; ``0d..2`` also says the CPU."""
         i = k
         while i > begin and self.text[i - 1] > 32:
@@ -313,8 +329,9 @@ class Scanner(Matcher):
             self.line_cpu = cpu
         return self._trim(i, begin)
 
-    def _is_number(self, k, begin):  # type: ignore[no-untyped-def]
-        """Whether the word that ends at *k* is ``[cpu]``, ``comm-tid``, ``tid`` or ``pid/tid`` rather than flags."""
+    def _is_number(self, k, begin):
+        """Whether the word that ends at *k* is ``[cpu]``, ``comm-tid``, ``tid`` or ``pid/tid`` rather than
+        flags."""
         if self.text[k - 1] == 93:
             return True
         i = k
@@ -330,20 +347,20 @@ class Scanner(Matcher):
             return i == k
         return False if dots else self._dash_number(k, i)
 
-    def _dash_number(self, k, i):  # type: ignore[no-untyped-def]
+    def _dash_number(self, k, i):
         j = k
         while j > i and 48 <= self.text[j - 1] <= 57:
             j -= 1
         return i < j < k and self.text[j - 1] == 45
 
-    def _read_cpu(self, bracket, begin):  # type: ignore[no-untyped-def]
+    def _read_cpu(self, bracket, begin):
         left = self._digits(bracket, begin)
         if left <= begin or self.text[left - 1] != 91:
             return -1
         self.line_cpu = self.digits_value
         return left - 1
 
-    def _read_tgid(self, bracket, begin):  # type: ignore[no-untyped-def]
+    def _read_tgid(self, bracket, begin):
         k = bracket
         while k > begin and self.text[k - 1] == 45:
             k -= 1
@@ -357,7 +374,7 @@ class Scanner(Matcher):
             return -1
         return k - 1
 
-    def _digits(self, k, begin):  # type: ignore[no-untyped-def]
+    def _digits(self, k, begin):
         """Read the number (below 2**31) that ends at *k*; where it begins, or -1."""
         i = k
         value = 0
@@ -373,12 +390,12 @@ class Scanner(Matcher):
         self.digits_value = value
         return i
 
-    def _trim(self, k, begin):  # type: ignore[no-untyped-def]
+    def _trim(self, k, begin):
         while k > begin and self.text[k - 1] <= 32:
             k -= 1
         return k
 
-    def _mentions_kvm(self, begin, end):  # type: ignore[no-untyped-def]
+    def _mentions_kvm(self, begin, end):
         i = begin
         while i + 4 <= end:
             if self.text[i] == 107 and self.text[i + 1] == 118 and self.text[i + 2] == 109:

@@ -1,15 +1,16 @@
 """Templates of event texts, compiled for :class:`worldswitch.trace.readers.textmatch.Matcher`.
 
-A template (notation: :mod:`worldswitch.trace.readers.textforms`) becomes a run of operations, three int32 each. The
-alternatives of an event hang together as a list: each begins with a head whose second number is where the next begins
-(0: none). Words, literals and operations live in arrays of fixed size that the matcher sees, so telling it a new word
-moves nothing.
+A template (notation: :mod:`worldswitch.trace.readers.textforms`) becomes a run of operations, three int32
+each. The alternatives of an event hang together as a list: each begins with a head whose second number is
+where the next begins (0: none). Words, literals and operations live in arrays of fixed size that the
+matcher sees, so telling it a new word moves nothing.
 """
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
+from typing import Any, cast
 
 import numpy as np
 
@@ -82,7 +83,7 @@ class Words:
     def arrays(self) -> tuple[memoryview, ...]:
         """What ``Matcher.tell`` takes."""
         return tuple(
-            memoryview(a)
+            memoryview(cast(Any, a))
             for a in (
                 *(self.pool, self.word_at, self.word_size, self.word_class, self.word_value, self.buckets),
                 *(self.programs, self.values_of, self.vcpu_slot, self.code),
