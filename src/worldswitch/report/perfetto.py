@@ -1,0 +1,222 @@
+"""Write the JSON trace-event format that ui.perfetto.dev and chrome://tracing open.
+
+One process per VM, one track per thread. From each exit to the next entry of its thread stands a slice
+named by the exit reason; everything else is an instant. 64-bit values are hexadecimal strings, since
+JavaScript's numbers end at 2^53. Format: "Trace Event Format", Google, 2016.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import IO, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from worldswitch.errors import printable
+from worldswitch.record.trace import UNKNOWN_PID, Batch, Columns, EventSource
+from worldswitch.trace.writers.catalog import Written
+from worldswitch.x86.exits import ExitTables, reason_name
+from worldswitch.x86.registers import bit_names
+
+_HEX = frozenset(
+    ("rip", "guest_rip", "info1", "info2", "intr_info", "error_code", "gpa", "gfn", "val", "data")
+)
+_TOLD_OTHERWISE = frozenset(("isa", "exit_reason", "vcpu_id"))
+_SAFE = 1 << 53
+
+
+def write_perfetto(source: EventSource, stream: IO[str], tables: ExitTables | None = None) -> Written:
+    """Write all events of *source* as JSON, batch by batch.
+
+    Args:
+        source: The events.
+        stream: Where to.
+        tables: Names of exit reasons beside the built-in ones.
+    """
+    writer = _Writer(source, tables)
+    separator = '{"displayTimeUnit":"ns","traceEvents":[\n'
+    for batch in source.batches():
+        lines = list(writer.batch(batch))
+        if lines:
+            stream.write(separator + ",\n".join(lines))
+            separator = ",\n"
+    lines = list(writer.rest())
+    if lines or separator[0] == "{":
+        stream.write(separator + ",\n".join(lines))
+    meta = source.meta
+    about = {"source": meta.source, "kernel": meta.kernel, "clock": meta.clock, "lost": meta.lost}
+    stream.write('\n],"otherData":' + json.dumps(about | {"complete": meta.complete}) + "}\n")
+    return writer.written
+
+
+@dataclass(slots=True)
+class _Exit:
+    """An exit whose entry has not come yet."""
+
+    time: int
+    name: str
+    args: str
+
+
+@dataclass(slots=True)
+class _Thread:
+    """What is known of one thread; *where* is ``"pid":..,"tid":..`` as it stands in every event."""
+
+    where: str
+    tid: int
+    vcpu: int | None = None
+    open: _Exit | None = None
+    registers: dict[int, int] = field(default_factory=dict)
+
+
+class _Writer:
+    def __init__(self, source: EventSource, tables: ExitTables | None) -> None:
+        self._meta = source.meta
+        self._tables = tables
+        self._threads: dict[tuple[int, int], _Thread] = {}
+        self._vms: set[int] = set()
+        self.written = Written()
+
+    def batch(self, batch: Batch) -> Iterator[str]:
+        """The JSON objects of a batch."""
+        self.written.events += len(batch)
+        labels = [json.dumps(printable(name)) for name in batch.events]
+        counts = np.bincount(batch.order, minlength=len(batch.events)).tolist()
+        args = [iter(_args(table, n)) for table, n in zip(batch.tables, counts, strict=True)]
+        exits, writes = iter(self._exits(batch)), _writes(batch)
+        order, times, tids, pids = (c.tolist() for c in (batch.order, batch.time, batch.tid, batch.pid))
+        for index, time, tid, pid in zip(order, times, tids, pids, strict=True):
+            thread = self._threads.get((tid, pid))
+            if thread is None:
+                thread = self._threads[tid, pid] = _Thread(f'"pid":{_vm(tid, pid)},"tid":{tid}', tid)
+                yield from self._new_thread(thread, _vm(tid, pid))
+            name = batch.events[index]
+            shown = next(args[index])
+            if name == "kvm_exit":
+                reason, vcpu = next(exits)
+                if vcpu is not None and vcpu != thread.vcpu:
+                    thread.vcpu = vcpu
+                    yield self._thread_name(thread)
+                if thread.open:
+                    yield _unanswered(thread, thread.open)
+                thread.open = _Exit(time, reason, shown)
+            elif name == "kvm_entry" and thread.open:
+                done, thread.open = thread.open, None
+                yield (
+                    f'{{"ph":"X","cat":"exit","name":{done.name},{thread.where},"ts":{_us(done.time)}'
+                    f',"dur":{_us(max(time - done.time, 0))},"args":{{{done.args}}}}}'
+                )
+            else:
+                if name == "kvm_cr":
+                    shown = _with_changes(thread, next(writes), shown)
+                yield _instant(thread, time, labels[index], shown)
+
+    def rest(self) -> Iterator[str]:
+        """Exits that no entry followed."""
+        for thread in self._threads.values():
+            if thread.open:
+                yield _unanswered(thread, thread.open)
+
+    def _new_thread(self, thread: _Thread, vm: int) -> Iterator[str]:
+        if vm not in self._vms:
+            self._vms.add(vm)
+            label = f"VM {vm} {printable(self._meta.comms.get(vm, ''))}".rstrip()
+            yield _metadata(thread, "process_name", label)
+        yield self._thread_name(thread)
+
+    def _thread_name(self, thread: _Thread) -> str:
+        comm = printable(self._meta.comms.get(thread.tid, "")) or f"thread {thread.tid}"
+        label = comm if thread.vcpu is None else f"vCPU {thread.vcpu} ({comm})"
+        return _metadata(thread, "thread_name", label)
+
+    def _exits(self, batch: Batch) -> list[tuple[str, int | None]]:
+        """Name (as JSON) and vCPU of each kvm_exit of the batch."""
+        if "kvm_exit" not in batch.events:
+            return []
+        index = batch.events.index("kvm_exit")
+        table = batch.tables[index]
+        n = int(np.count_nonzero(batch.order == index))
+        isas, reasons = (table[c].tolist() if c in table else [0] * n for c in ("isa", "exit_reason"))
+        vcpus: list[int | None] = table["vcpu_id"].tolist() if "vcpu_id" in table else [None] * n
+        keys = list(zip(isas, reasons, strict=True))
+        names = {key: json.dumps(reason_name(*key, self._tables)) for key in set(keys)}
+        return [(names[key], vcpu) for key, vcpu in zip(keys, vcpus, strict=True)]
+
+
+def _vm(tid: int, pid: int) -> int:
+    return tid if pid == UNKNOWN_PID else pid
+
+
+def _args(table: Columns, n: int) -> list[str]:
+    """The inside of the ``args`` object of each row; rows that repeat are made once."""
+    shown = {name: column for name, column in table.items() if name not in _TOLD_OTHERWISE}
+    if not shown:
+        return [""] * n
+    rows = list(zip(*(_values(column) for column in shown.values()), strict=True))
+    labels = [json.dumps(printable(name)) for name in shown]
+    made = {}
+    for row in dict.fromkeys(rows):
+        values = zip(shown, labels, row, strict=True)
+        made[row] = ",".join([f"{label}:{_shown(name, value)}" for name, label, value in values])
+    return [made[row] for row in rows]
+
+
+def _values(column: NDArray[Any]) -> list[Any]:
+    values: list[Any] = [row.tobytes() for row in column] if column.ndim == 2 else column.tolist()
+    return values
+
+
+def _shown(name: str, value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int):
+        return f'"0x{value:x}"' if name in _HEX or not -_SAFE < value < _SAFE else str(value)
+    return f'"{value.hex(" ")}"' if isinstance(value, bytes) else json.dumps(printable(str(value)))
+
+
+def _writes(batch: Batch) -> Iterator[tuple[int, int, int] | None]:
+    """``(rw, cr, val)`` of each kvm_cr of the batch; None where the source does not say."""
+    if "kvm_cr" not in batch.events:
+        return
+    index = batch.events.index("kvm_cr")
+    table = batch.tables[index]
+    if all(name in table for name in ("rw", "cr", "val")):
+        yield from zip(*(table[name].tolist() for name in ("rw", "cr", "val")), strict=True)
+    else:
+        yield from [None] * int(np.count_nonzero(batch.order == index))
+
+
+def _with_changes(thread: _Thread, write: tuple[int, int, int] | None, shown: str) -> str:
+    """The arguments of a kvm_cr, with the bits that changed since the thread's write before; told to its
+    exit too.
+    """
+    if write is None or not write[0]:
+        return shown
+    _, register, value = write
+    before = thread.registers.get(register)
+    thread.registers[register] = value
+    if before is not None:
+        shown += f',"changed":{json.dumps(" ".join(bit_names(register, before ^ value)))}'
+    if thread.open:
+        thread.open.args += f",{shown}" if thread.open.args else shown
+    return shown
+
+
+def _unanswered(thread: _Thread, left: _Exit) -> str:
+    return _instant(thread, left.time, f'{left.name[:-1]} (no entry)"', left.args)
+
+
+def _instant(thread: _Thread, time: int, label: str, args: str) -> str:
+    return f'{{"ph":"i","s":"t","name":{label},{thread.where},"ts":{_us(time)},"args":{{{args}}}}}'
+
+
+def _metadata(thread: _Thread, what: str, name: str) -> str:
+    return f'{{"ph":"M","name":"{what}",{thread.where},"args":{{"name":{json.dumps(name)}}}}}'
+
+
+def _us(time: int) -> str:
+    sign = "-" if time < 0 else ""
+    return f"{sign}{abs(time) // 1000}.{abs(time) % 1000:03}"

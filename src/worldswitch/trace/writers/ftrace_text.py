@@ -1,0 +1,78 @@
+"""Write the text that tracefs ``trace`` shows, as people and our own reader read it.
+
+Differences from the kernel's: no column of interrupt flags (sources do not keep them), nine decimals where
+tracefs shows six, so that nothing is lost, and the thread group in parentheses where the source knows it
+(the kernel's ``record-tgid`` option). Documentation/trace/ftrace.rst describes the form.
+"""
+
+from __future__ import annotations
+
+from typing import IO
+
+import numpy as np
+
+from worldswitch.errors import printable
+from worldswitch.record.trace import UNKNOWN_PID, Batch, EventSource
+from worldswitch.trace.writers.catalog import Catalog, Written
+from worldswitch.trace.writers.printfmt import Printer, plain_printer, printer
+
+_HEADER = (
+    "# tracer: nop\n#\n"
+    "#           TASK-PID    {tgid}CPU#     TIMESTAMP  FUNCTION\n"
+    "#              | |      {tgid_bar}  |          |         |\n"
+)  # fmt: skip
+
+
+def write_ftrace_text(source: EventSource, stream: IO[str]) -> Written:
+    """Write every event of *source* as a line."""
+    written = Written()
+    catalog = Catalog(source)
+    printers: dict[str, Printer] = {}
+    tgids = source.meta.vm_identity == "tgid"
+    stream.write(_HEADER.format(tgid="TGID     " if tgids else "", tgid_bar="   |     " if tgids else ""))
+    for batch in source.batches():
+        lines = np.empty(len(batch), object)
+        for index, name in enumerate(batch.events):
+            rows = np.flatnonzero(batch.order == index)
+            if not len(rows):
+                continue
+            columns = batch.tables[index]
+            if name not in printers:
+                printers[name] = (
+                    plain_printer if list(columns) == ["text"] else printer(catalog.format(name, columns))
+                )
+            label = printable(name.removesuffix(":unparsed").rpartition(":")[2])
+            lines[rows] = [f"{label}: {text}" for text in printers[name](columns, len(rows))]
+        stream.write(_text(batch, lines.tolist(), source.meta.comms, tgids))
+        written.events += len(batch)
+    return written
+
+
+def _text(batch: Batch, bodies: list[str], comms: dict[int, str], tgids: bool) -> str:
+    seconds, ns = np.divmod(batch.time, 1_000_000_000)
+    rows = zip(_heads(batch, comms, tgids), seconds.tolist(), ns.tolist(), bodies, strict=True)
+    return "".join([f"{head}{whole:5}.{rest:09}: {body}\n" for head, whole, rest, body in rows])
+
+
+def _heads(batch: Batch, comms: dict[int, str], tgids: bool) -> list[str]:
+    """What stands before the time, made once per run of events of one thread on one CPU."""
+    changes = np.ones(len(batch), bool)
+    keys = (batch.tid, batch.pid, batch.cpu)
+    changes[1:] = np.any([key[1:] != key[:-1] for key in keys], axis=0)
+    firsts = np.flatnonzero(changes)
+    made: dict[tuple[int, int, int], str] = {}
+    heads = np.empty(len(firsts), object)
+    tids, pids, cpus = (key[firsts].tolist() for key in keys)
+    for at, (tid, pid, cpu) in enumerate(zip(tids, pids, cpus, strict=True)):
+        if (tid, pid, cpu) not in made:
+            made[tid, pid, cpu] = _head(tid, pid, cpu, comms, tgids)
+        heads[at] = made[tid, pid, cpu]
+    repeated: list[str] = np.repeat(heads, np.diff(np.append(firsts, len(batch)))).tolist()
+    return repeated
+
+
+def _head(tid: int, pid: int, cpu: int, comms: dict[int, str], tgids: bool) -> str:
+    comm = comms.get(tid) or ("<idle>" if tid == 0 else "<...>")
+    where = f"[{cpu:03}] " if cpu >= 0 else ""
+    group = ("(-------) " if pid == UNKNOWN_PID else f"({pid:7}) ") if tgids else ""
+    return f"{printable(comm):>16}-{tid:<7} {group}{where}"
