@@ -13,6 +13,11 @@ from setuptools import Extension, setup
 
 SOURCE = Path("src")
 
+# Memoryviews are structs of 200 bytes: a helper called with three of them by value costs more than the work it does,
+# so helpers must be inlined however large the function grows.
+FLAGS = ["-O3", "-g0", "-finline-limit=20000", "--param=max-inline-insns-auto=3000"]
+FLAGS += ["--param=inline-unit-growth=1000", "--param=large-function-growth=3000"]
+
 
 def hot_modules() -> list[Extension]:
     """One optional extension for each .py that has a .pxd beside it."""
@@ -22,7 +27,7 @@ def hot_modules() -> list[Extension]:
         if source.exists() and source.name != "__init__.py":
             name = ".".join(source.with_suffix("").relative_to(SOURCE).parts)
             extensions.append(
-                Extension(name, [str(source)], extra_compile_args=["-O3", "-g0"], optional=True)
+                Extension(name, [str(source)], extra_compile_args=FLAGS, optional=True)
             )
     return extensions
 

@@ -77,6 +77,7 @@ def wsw() -> None:
 
 def main(args: list[str] | None = None) -> None:
     """Run ``wsw`` and exit with its status."""
+    _start_fast()
     try:
         status = wsw.main(args, prog_name="wsw", standalone_mode=False)
         sys.stdout.flush()
@@ -101,6 +102,18 @@ def main(args: list[str] | None = None) -> None:
     except MemoryError:
         status = _fail("not enough memory for this input", MISSING)
     sys.exit(status if isinstance(status, int) else DONE)
+
+
+def _start_fast() -> None:
+    """What a short-lived process does not need: BLAS threads, and looking for garbage in what was just imported."""
+    import gc
+    import os
+
+    gc.set_threshold(100_000, 50, 50)
+    for library in ("OPENBLAS", "OMP", "MKL"):
+        os.environ.setdefault(f"{library}_NUM_THREADS", "1")
+    # The decoding thread should not wait long for the GIL when it comes out of a compiled loop.
+    sys.setswitchinterval(0.0005)
 
 
 def _fail(error: object, status: int) -> int:

@@ -33,10 +33,11 @@ class TimeOrder:
         if self._in_order():
             held, self._pending = self._pending, []
             for batch in held:
-                cut = int(np.searchsorted(batch.time, watermark, side="right"))
-                ready, later = batch.cut(cut)
-                if len(later):
-                    self._pending.append(later)
+                if batch.time[-1] <= watermark:
+                    yield self._given(batch)
+                    continue
+                ready, later = batch.cut(int(np.searchsorted(batch.time, watermark, side="right")))
+                self._pending.append(later)
                 if len(ready):
                     yield self._given(ready)
             return

@@ -9,10 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
 from worldswitch.errors import UnknownNameError
 from worldswitch.record.formats import EventFormat
@@ -21,8 +20,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     import polars as pl
+    from numpy.typing import NDArray
 
-Columns = dict[str, NDArray[Any]]
+Columns: TypeAlias = "dict[str, NDArray[Any]]"
 """Field name -> column; all of one length. Arrays of bytes have shape (n, count), texts dtype ``object``."""
 
 Selection = Mapping[str, Sequence[str] | None]
@@ -82,16 +82,16 @@ class Batch:
 
     def cut(self, at: int) -> tuple[Batch, Batch]:
         """The first *at* events and the rest, as views."""
-        if at <= 0 or at >= len(self):
-            empty = self.take(np.empty(0, np.intp))
-            return (empty, self) if at <= 0 else (self, empty)
-        rows = np.bincount(self.order[:at], minlength=len(self.events))
+        rows = np.bincount(self.order[:at], minlength=len(self.events)).tolist()
         head, tail = (
             Batch(
                 self.events,
                 *(getattr(self, name)[part] for name in ("order", *COMMON)),
                 tuple(
-                    {name: column[:row] if part.start is None else column[row:] for name, column in columns.items()}
+                    {
+                        name: column[:row] if part.start is None else column[row:]
+                        for name, column in columns.items()
+                    }
                     for columns, row in zip(self.tables, rows, strict=True)
                 ),
             )
@@ -176,7 +176,10 @@ class Trace:
     """All events of one source in memory; itself an :class:`EventSource`."""
 
     def __init__(
-        self, batches: Sequence[Batch] = (), meta: Meta | None = None, formats: dict[str, EventFormat] | None = None
+        self,
+        batches: Sequence[Batch] = (),
+        meta: Meta | None = None,
+        formats: dict[str, EventFormat] | None = None,
     ) -> None:
         self.meta = meta or Meta()
         self.formats = formats or {}
@@ -258,7 +261,9 @@ class Trace:
         """
         from worldswitch.record.slicing import matching
 
-        return Trace([batch.take(rows) for batch, rows in matching(self, time, vcpu, vm, tid)], self.meta, self.formats)
+        return Trace(
+            [batch.take(rows) for batch, rows in matching(self, time, vcpu, vm, tid)], self.meta, self.formats
+        )
 
     def save(self, path: str | Path) -> None:
         """Write a folder: one Parquet file per event and ``meta.json``. :meth:`load` gives back an equal trace."""

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
 from worldswitch.record.trace import UNKNOWN_PID, EventSource, Meta
 from worldswitch.trace import pairing
@@ -22,7 +21,10 @@ from worldswitch.trace.exits import EVENTS, Detail, ExitPairing, ExitRows
 from worldswitch.trace.tally import Tally
 from worldswitch.x86.exits import ExitTables, isa_name, known, reason_name
 
-Array = NDArray[np.int64]
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+Array: TypeAlias = "NDArray[np.int64]"
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,50 +210,51 @@ class Bookkeeper:
             return
         self._crs.add(rows)
         self._detectors.add(rows)
-        is_exit, is_open = rows.is_exit, rows.is_open
-        if not is_exit.all():
-            rows = rows.take(is_exit)
+        if rows.any(pairing.NO_EXIT):
+            rows = rows.take(rows.is_exit)
+        if rows.any(pairing.OPEN):
             is_open = rows.is_open
-        if is_open.any():
-            dangling = rows.take(is_open)
+            dangling, rows = rows.take(is_open), rows.take(~is_open)
             self._open.add(*self._key(dangling), dangling.duration)
-            self._vcpus.add(dangling.thread, dangling.vcpu + 1, np.zeros(len(dangling)), dangling.guest)
-            rows = rows.take(~is_open)
-        if not len(rows):
-            return
-        key = self._key(rows)
-        group = self._groups.add(*key, rows.duration)
-        self._keep_durations(group, rows.duration)
-        nothing = np.zeros(len(rows), np.int64)
-        self._vcpus.add(rows.thread, rows.vcpu + 1, nothing, rows.guest)
-        self._host.add(rows.thread, rows.vcpu + 1, nothing, rows.duration)
-        self._rips.add(rows.rip, _number(rows), nothing, rows.duration)
-        for tally, where, amounts in (
-            (self._user, rows.user > 0, rows.user),
-            (self._nested, (rows.flags & pairing.FROM_L2) != 0, rows.duration),
-        ):
-            if where.any():
-                tally.add(*(part[where] for part in key), amounts[where])
-        in_user = rows.user > 0
-        if in_user.any():
-            self._in_user.add(
-                rows.thread[in_user], rows.vcpu[in_user] + 1, nothing[in_user], rows.user[in_user]
-            )
-        known = rows.detail_kind != Detail.NONE
-        if known.any():
-            self._details.add(
-                rows.detail_kind[known],
-                rows.detail[known],
-                np.zeros(np.count_nonzero(known)),
-                rows.duration[known],
-            )
+            self._vcpus.add(dangling.thread, dangling.vcpu + 1, None, dangling.guest)
+        if len(rows):
+            self._count(rows)
 
-    def _key(self, rows: ExitRows) -> tuple[Array, NDArray[np.uint64], Array]:
-        """VM, reason and vCPU of each row, each 0 where it does not matter; vCPU ids count from 1."""
-        nothing = np.zeros(len(rows), np.int64)
-        vm = identities(self.pairs)[rows.thread] + 1 if "vm" in self._by else nothing
+    def _count(self, rows: ExitRows) -> None:
+        """Add up exits that all count."""
+        number, vm, vcpu = self._key(rows)
+        vcpu_id = rows.vcpu + 1 if vcpu is None else vcpu
+        self._keep_durations(self._groups.add(number, vm, vcpu, rows.duration), rows.duration)
+        self._vcpus.add(rows.thread, vcpu_id, None, rows.guest)
+        self._host.add(rows.thread, vcpu_id, None, rows.duration)
+        self._rips.add(rows.rip, number if "reason" in self._by else _number(rows), None, rows.duration)
+        for flag, tally, amounts in (
+            (pairing.TO_USERSPACE, self._user, rows.user),
+            (pairing.FROM_L2, self._nested, rows.duration),
+        ):
+            if rows.any(flag):
+                where = (rows.flags & flag) != 0
+                tally.add(*(None if part is None else part[where] for part in (number, vm, vcpu)), amounts[where])
+        if rows.any(pairing.TO_USERSPACE):
+            where = rows.user > 0
+            self._in_user.add(rows.thread[where], vcpu_id[where], None, rows.user[where])
+        if rows.any(pairing.DETAILED):
+            where = rows.detail_kind != Detail.NONE
+            self._details.add(rows.detail_kind[where], rows.detail[where], None, rows.duration[where])
+
+    def _keep_durations(self, group: Array, duration: Array) -> None:
+        """Remember each duration with its group: one u64 where both fit, which sorts fast."""
+        if int(duration.max()) > _LARGEST or len(self._groups) > _GROUPS:
+            fits = (duration <= _LARGEST) & (group < _GROUPS)
+            self._odd.append((group[~fits], duration[~fits]))
+            group, duration = group[fits], duration[fits]
+        self._durations.append((group << _KEY_BITS | duration).view(np.uint64))
+
+    def _key(self, rows: ExitRows) -> tuple[NDArray[np.uint64], Array | None, Array | None]:
+        """Reason, VM and vCPU of each row, each 0 where it does not matter; VM and vCPU ids count from 1."""
+        vm = identities(self.pairs)[rows.thread] + 1 if "vm" in self._by else None
         number = _number(rows) if "reason" in self._by else rows.isa.astype(np.uint64) << np.uint64(32)
-        return vm, number, rows.vcpu + 1 if "vcpu" in self._by else nothing
+        return number, vm, rows.vcpu + 1 if "vcpu" in self._by else None
 
     def _keep_durations(self, group: Array, duration: Array) -> None:
         """Remember each duration with its group: one u64 where both fit, which sorts fast."""
@@ -285,22 +288,21 @@ class Bookkeeper:
         result.hot = list(self._hottest(name, hot))
         unknown: dict[str, int] = {}
         for tally in (self._groups, self._open) if "reason" in self._by else ():
-            for (_, number, _), n in zip(tally.keys.tolist(), tally.counts.tolist(), strict=True):
+            for (number, _, _), n in zip(tally.keys.tolist(), tally.counts.tolist(), strict=True):
                 if not is_known(number):
                     unknown[name(number)] = unknown.get(name(number), 0) + n
         result.detections = self._detectors.report(meta, unknown)
         return result
 
     def _statistics(self, name: Callable[[int], str], tables: ExitTables | None) -> list[ExitStatistics]:
-        group, duration = self._sorted_durations()
-        begins = np.searchsorted(group, np.arange(len(self._groups)))
+        begins, duration = self._sorted_durations()
         counts, totals = self._groups.counts, self._groups.totals
         open_counts, user, nested = (_by_key(t) for t in (self._open, self._user, self._nested))
         rows = []
         for index, key in enumerate(map(tuple, self._groups.keys.tolist())):
             n, first, total = int(counts[index]), int(begins[index]), int(totals[index])
-            p50, p95, p99 = (int(duration[first + max(0, -(-n * p // 100) - 1)]) for p in (50, 95, 99))
-            times = (int(duration[first]), total / n, p50, p95, p99, int(duration[first + n - 1]))
+            p50, p95, p99 = (duration(first + max(0, -(-n * p // 100) - 1)) for p in (50, 95, 99))
+            times = (duration(first), total / n, p50, p95, p99, duration(first + n - 1))
             rest = open_counts.pop(key, (0, 0))[0], user.get(key, (0, 0))[1], nested.get(key, (0, 0))[0]
             rows.append(ExitStatistics(*self._labels(key, name, tables), n, total, *times, *rest))
         for key, (n, _) in open_counts.items():
@@ -312,7 +314,7 @@ class Bookkeeper:
     def _labels(
         self, key: tuple[int, ...], name: Callable[[int], str], tables: ExitTables | None
     ) -> tuple[int | None, int | None, int, str, str | None]:
-        vm, number, vcpu = key
+        number, vm, vcpu = key
         isa = number >> 32
         return (
             vm - 1 if "vm" in self._by else None,
@@ -322,19 +324,19 @@ class Bookkeeper:
             name(number) if "reason" in self._by else None,
         )
 
-    def _sorted_durations(self) -> tuple[Array, Array]:
-        """Group and duration of every counted exit, sorted by both."""
+    def _sorted_durations(self) -> tuple[Array, Callable[[int], int]]:
+        """Where each group begins among all durations sorted by group and size, and the duration at a place."""
         joined = np.concatenate(self._durations) if self._durations else np.empty(0, np.uint64)
         self._durations.clear()
         joined.sort()
-        group = (joined >> np.uint64(_KEY_BITS)).astype(np.int64)
-        duration = (joined & np.uint64(_LARGEST)).view(np.int64)
-        if self._odd:
-            group = np.concatenate([group, *(part[0] for part in self._odd)])
-            duration = np.concatenate([duration, *(part[1] for part in self._odd)])
-            order = np.lexsort((duration, group))
-            group, duration = group[order], duration[order]
-        return group, duration
+        groups = np.arange(len(self._groups), dtype=np.uint64)
+        if not self._odd:
+            return np.searchsorted(joined, groups << np.uint64(_KEY_BITS)), lambda at: int(joined[at]) & _LARGEST
+        group = np.concatenate([(joined >> np.uint64(_KEY_BITS)).view(np.int64), *(part[0] for part in self._odd)])
+        size = np.concatenate([(joined & np.uint64(_LARGEST)).view(np.int64), *(part[1] for part in self._odd)])
+        order = np.lexsort((size, group))
+        group, size = group[order], size[order]
+        return np.searchsorted(group, groups.view(np.int64)), lambda at: int(size[at])
 
     def _times(self) -> list[VcpuTime]:
         """Guest, host and userspace time of each vCPU thread."""

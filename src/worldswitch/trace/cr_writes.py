@@ -8,13 +8,17 @@ through the emulator (AMD processors without decode assists) there is no kvm_cr,
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from worldswitch.trace import pairing
-from worldswitch.trace.exits import NO_CR, ExitRows
+from worldswitch.trace.exits import ExitRows
 from worldswitch.trace.tally import Tally
 from worldswitch.x86.registers import bit_names
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,22 +57,14 @@ class CrWriteTally:
 
     def add(self, rows: ExitRows) -> None:
         """Account for the writes among *rows*."""
-        writes = rows.cr != NO_CR
-        if not writes.any():
-            return
-        rows = rows.take(writes)
-        duration = counted_ns(rows)
-        known = (rows.flags & pairing.CR_KNOWN) != 0
-        first = (rows.flags & pairing.CR_FIRST) != 0
-        if known.any():
-            self._known.add(writer(rows)[known], rows.cr_changed[known], rows.rip[known], duration[known])
-        if first.any():
-            self._first.append(rows.take(first))
-        silent = ~known & ~first
-        if silent.any():
-            self._silent.add(
-                writer(rows)[silent], np.zeros(silent.sum()), np.zeros(silent.sum()), duration[silent]
-            )
+        if rows.any(pairing.CR_KNOWN):
+            known = (rows.flags & pairing.CR_KNOWN) != 0
+            self._known.add(_writer(rows, known), rows.cr_changed[known], rows.rip[known], counted_ns(rows)[known])
+        if rows.any(pairing.CR_SILENT):
+            silent = (rows.flags & pairing.CR_SILENT) != 0
+            self._silent.add(_writer(rows, silent), None, None, counted_ns(rows)[silent])
+        if rows.any(pairing.CR_FIRST):
+            self._first.append(rows.take((rows.flags & pairing.CR_FIRST) != 0))
 
     def rows(self) -> list[CrWrites]:
         """One row per register and set of changed bits, the costliest first."""
@@ -85,9 +81,9 @@ class CrWriteTally:
             put(key & 0xFF, None, NO_VALUE, count, total, 0, count if key & _FAULTED else 0)
         infer = Inference(self._known)
         for rows in self._first:
-            ns = counted_ns(rows)
+            ns, everywhere = counted_ns(rows), np.ones(len(rows), np.bool_)
             for key, cr, rip, total in zip(
-                writer(rows).tolist(), rows.cr.tolist(), rows.rip.tolist(), ns.tolist(), strict=True
+                _writer(rows, everywhere).tolist(), rows.cr.tolist(), rows.rip.tolist(), ns.tolist(), strict=True
             ):
                 faulted = int(bool(key & _FAULTED))
                 mask = infer.first_write(key & ~_FAULTED, rip)
@@ -107,18 +103,19 @@ class CrWriteTally:
         return sorted(result, key=lambda w: (-w.total_ns, -w.count, w.cr, w.changed or ()))
 
 
-_FAULTED = 1 << 8
+_FAULTED = pairing.FAULTED
 
 
-def writer(rows: ExitRows) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-    """Key of a write's thread, vCPU-wide register and whether it faulted."""
-    faulted = ((rows.flags & pairing.FAULTED) != 0).astype(np.int64)
-    return rows.thread << 16 | faulted << 8 | rows.cr
+def _writer(rows: ExitRows, where: NDArray[np.bool_]) -> NDArray[np.int64]:
+    """Key of a write's thread, register and whether it faulted."""
+    faulted = (rows.flags[where] & pairing.FAULTED).astype(np.int64)
+    return rows.thread[where] << 16 | faulted | rows.cr[where]
 
 
-def counted_ns(rows: ExitRows) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+def counted_ns(rows: ExitRows) -> NDArray[np.int64]:
     """Duration of each row that counts; 0 for open exits and writes without an exit."""
-    return np.where(rows.is_open | ~rows.is_exit, 0, rows.duration)
+    uncounted = pairing.OPEN | pairing.NO_EXIT
+    return np.where(rows.flags & uncounted, 0, rows.duration) if rows.any(uncounted) else rows.duration
 
 
 class Inference:

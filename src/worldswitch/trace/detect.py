@@ -53,22 +53,24 @@ class Detectors:
     def __init__(self) -> None:
         self._refaults = RefaultFinder()
         self._churn = np.zeros((16, 2), np.int64)
-        self._writes = np.zeros(16, np.int64)
+        self._writes = np.zeros(18, np.int64)
         self._again = Tally()
         self._first = 0
 
     def add(self, rows: ExitRows) -> None:
         """Look at *rows*."""
-        self._first += int(np.count_nonzero(rows.flags & pairing.FIRST))
-        written = rows.cr[(rows.cr == 0) | (rows.cr == 4)]
-        self._writes += np.bincount(written, minlength=16)[:16]
+        if rows.any(pairing.FIRST):
+            self._first += int(np.count_nonzero(rows.flags & pairing.FIRST))
+        if rows.any(pairing.CR_WRITE):
+            # Index 0 collects the exits that wrote no register.
+            self._writes += np.bincount(rows.cr + 1, minlength=18)[:18]
         after = self._refaults.feed(rows)
         refault = after != NOT_A_REFAULT
         if refault.any():
             np.add.at(self._churn[:, 0], after[refault], 1)
             np.add.at(self._churn[:, 1], after[refault], rows.duration[refault])
-        again = is_fault(rows) & ~refault
-        if again.any():
+        if rows.any(pairing.DETAILED):
+            again = is_fault(rows) & ~refault
             self._again.add(
                 rows.thread[again],
                 rows.detail[again] >> np.uint64(PAGE_SHIFT),
@@ -109,12 +111,12 @@ class Detectors:
         for cr in (0, 4):
             count, total = self._churn[cr].tolist()
             if count:
-                each = count / max(1, int(self._writes[cr]))
+                each = count / max(1, int(self._writes[cr + 1]))
                 found.append(
                     Detection(
                         ROOT_CHURN,
                         count,
-                        f"{count} page faults on pages mapped before, after {self._writes[cr]} {register_name(cr)} writes "
+                        f"{count} page faults on pages mapped before, after {self._writes[cr + 1]} {register_name(cr)} writes "
                         f"({each:.2g} per write, {format_ns(total)} in all)",
                     )
                 )

@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from worldswitch.record.trace import Batch, EventSource
 from worldswitch.trace import pairing
 from worldswitch.x86.instructions import cr_write
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 EVENTS: dict[str, tuple[str, ...]] = {
     "kvm_exit": ("exit_reason", "guest_rip", "isa", "info1", "info2", "vcpu_id"),
@@ -116,6 +118,10 @@ class ExitRows:
     def __len__(self) -> int:
         return len(self.start)
 
+    def any(self, flags: int) -> bool:
+        """Whether some row has one of *flags*."""
+        return bool(np.bitwise_or.reduce(self.flags) & np.uint32(flags))
+
     @property
     def is_open(self) -> NDArray[np.bool_]:
         """Exits without an entry, which ``perf kvm stat`` does not count."""
@@ -138,7 +144,7 @@ class ExitPairing:
         self._slots = 0
         self._table = np.zeros(1 << 10, np.int64)
         self._state = np.zeros((1 << 8, pairing.STATE), np.uint64)
-        self._used = np.zeros(1, np.int64)
+        self._used = np.zeros(2, np.int64)
         self._end = 0
 
     @property
@@ -159,48 +165,38 @@ class ExitPairing:
     def feed(self, batch: Batch) -> ExitRows:
         """The exits that end in *batch*."""
         n = len(batch)
-        self._reserve(batch)
+        if not n:
+            return _rows(np.empty((pairing.ROW_64, 0), np.uint64), np.empty((pairing.ROW_32, 0), np.uint32))
         columns = _Columns(batch)
-        rows_64 = np.empty((n + 1, pairing.ROW_64), np.uint64)
-        rows_32 = np.empty((n + 1, pairing.ROW_32), np.uint32)
         tid, pid = (np.ascontiguousarray(c, np.int32).view(np.uint32) for c in (batch.tid, batch.pid))
-        arrays = (
-            np.ascontiguousarray(batch.order),
-            np.ascontiguousarray(batch.time),
-            tid,
-            pid,
-            *columns.arrays,
-        )
-        count = pairing.pair(
-            *map(memoryview, arrays),
-            *map(memoryview, (self._table, self._state, self._used, rows_64, rows_32)),
-            0,
-        )
-        self._end = int(batch.time[-1]) if n else self._end
-        return _rows(rows_64[:count], rows_32[:count])
+        arrays = (np.ascontiguousarray(batch.order), np.ascontiguousarray(batch.time), tid, pid, *columns.arrays)
+        views = [memoryview(array) for array in arrays]
+        parts = []
+        begin = 0
+        while begin < n:
+            rows_64 = np.empty((pairing.ROW_64, n - begin), np.uint64)
+            rows_32 = np.empty((pairing.ROW_32, n - begin), np.uint32)
+            tables = (self._table, self._state, self._used, rows_64, rows_32)
+            count = pairing.pair(*views, *map(memoryview, tables), begin)
+            parts.append(_rows(rows_64[:, :count], rows_32[:, :count]))
+            begin = int(self._used[1])
+            if begin < n:
+                self._grow()
+        self._end = int(batch.time[-1])
+        return parts[0] if len(parts) == 1 else _joined(parts)
 
     def finish(self) -> ExitRows:
         """The exits still open when the trace ends."""
-        rows_64 = np.empty((self.threads, pairing.ROW_64), np.uint64)
-        rows_32 = np.empty((self.threads, pairing.ROW_32), np.uint32)
-        views = map(memoryview, (rows_64, rows_32)) if self.threads else iter(())
-        count = (
-            pairing.unfinished(memoryview(self._state), self.threads, self._end, *views)
-            if self.threads
-            else 0
-        )
-        return _rows(rows_64[:count], rows_32[:count])
+        threads = max(1, self.threads)
+        rows_64 = np.empty((pairing.ROW_64, threads), np.uint64)
+        rows_32 = np.empty((pairing.ROW_32, threads), np.uint32)
+        tables = map(memoryview, (rows_64, rows_32))
+        count = pairing.unfinished(memoryview(self._state), self.threads, self._end, *tables)
+        return _rows(rows_64[:, :count], rows_32[:, :count])
 
-    def _reserve(self, batch: Batch) -> None:
-        """Room for as many new threads as the batch can bring."""
-        slots = len(self._state)
-        if self.threads + len(batch) <= slots:
-            return
-        need = self.threads + len(np.unique(batch.tid))
-        while slots < need:
-            slots *= 2
-        if slots == len(self._state):
-            return
+    def _grow(self) -> None:
+        """Room for twice as many threads."""
+        slots = 2 * len(self._state)
         state = np.zeros((slots, pairing.STATE), np.uint64)
         state[: self.threads] = self._state[: self.threads]
         self._state = state
@@ -317,56 +313,26 @@ def _decoded(insn: NDArray[np.uint8], table: dict[str, NDArray[Any]], row: int) 
 
 def _rows(rows_64: NDArray[np.uint64], rows_32: NDArray[np.uint32]) -> ExitRows:
     signed = rows_64.view(np.int64)
-    number = rows_32[:, 6].astype(np.int64) - 1
-    rows = ExitRows(
-        thread=rows_32[:, 0].astype(np.int64),
-        vcpu=rows_32[:, 1].astype(np.int64) - 1,
-        isa=rows_32[:, 3],
-        reason=rows_32[:, 2],
-        start=signed[:, 0],
-        duration=signed[:, 1],
-        user=signed[:, 2],
-        guest=signed[:, 3],
-        rip=rows_64[:, 4],
-        info1=rows_64[:, 5],
-        info2=rows_64[:, 6],
-        detail_kind=rows_32[:, 5],
-        detail=rows_64[:, 7],
-        cr=number,
-        cr_value=rows_64[:, 8],
-        cr_changed=rows_64[:, 9],
-        flags=rows_32[:, 4],
+    return ExitRows(
+        thread=rows_32[0].astype(np.int64),
+        vcpu=rows_32[1].astype(np.int64) - 1,
+        isa=rows_32[3],
+        reason=rows_32[2],
+        start=signed[0],
+        duration=signed[1],
+        user=signed[2],
+        guest=signed[3],
+        rip=rows_64[4],
+        info1=rows_64[5],
+        info2=rows_64[6],
+        detail_kind=rows_32[5],
+        detail=rows_64[7],
+        cr=rows_32[6].astype(np.int64) - 1,
+        cr_value=rows_64[8],
+        cr_changed=rows_64[9],
+        flags=rows_32[4],
     )
-    _fill_registers(rows)
-    _fill_addresses(rows)
-    return rows
 
 
-_VMX, _SVM = 1, 2
-_CR_ACCESS, _CR0_SEL_WRITE, _NPF = 28, 0x65, 0x400
-
-
-def _fill_registers(rows: ExitRows) -> None:
-    """Name the register of CR-write exits whose kvm_cr event is not in the trace (SDM 28.2.1, APM 15.8 and appendix C)."""
-    silent = (rows.cr == NO_CR) & rows.is_exit
-    if not silent.any():
-        return
-    svm = silent & (rows.isa == _SVM)
-    writes = (
-        svm & (((rows.reason & 0xFFF0) == 0x10) | ((rows.reason & 0xFFF0) == 0x90)) & (rows.reason <= 0x9F)
-    )
-    rows.cr[writes] = rows.reason[writes] & 0xF
-    rows.cr[svm & (rows.reason == _CR0_SEL_WRITE)] = 0
-    rows.cr[svm & (rows.reason == 0x8F)] = NO_CR
-    access = silent & (rows.isa == _VMX) & ((rows.reason & 0xFFFF) == _CR_ACCESS)
-    kind = rows.info1 >> np.uint64(4) & np.uint64(3)
-    moves = access & (kind == 0)
-    rows.cr[moves] = (rows.info1[moves] & np.uint64(0xF)).astype(np.int64)
-    rows.cr[access & (kind >= 2)] = 0
-
-
-def _fill_addresses(rows: ExitRows) -> None:
-    """The address of nested page faults without a kvm_page_fault event: EXITINFO2 (APM 15.25.6)."""
-    silent = (rows.isa == _SVM) & (rows.reason == _NPF) & (rows.detail_kind == Detail.NONE)
-    rows.detail_kind[silent] = Detail.ADDRESS
-    rows.detail[silent] = rows.info2[silent]
+def _joined(parts: list[ExitRows]) -> ExitRows:
+    return ExitRows(*(np.concatenate([getattr(part, name) for part in parts]) for name in ExitRows.__slots__))

@@ -1,3 +1,4 @@
+# cython: boundscheck=False
 """The compiled loop that pairs each VM-exit with the next VM-entry of its thread.
 
 Counting follows ``perf kvm stat`` (tools/perf/builtin-kvm.c): an exit counts from the thread's first entry on, lasts
@@ -18,33 +19,44 @@ NOTHING, EXIT, ENTRY, USERSPACE_EXIT, FPU, CR, EXCEPTION, NESTED, EMULATE, DETAI
 FIRST, OVERWRITTEN, UNFINISHED, NEGATIVE = 1, 2, 4, 8
 """Why an exit is open: before the thread's first entry, followed by another exit, by the end, by an earlier entry."""
 OPEN = FIRST | OVERWRITTEN | UNFINISHED | NEGATIVE
-FROM_L2, TO_USERSPACE, CR_KNOWN, CR_FIRST, FAULTED, NO_EXIT = 16, 32, 64, 128, 256, 512
-"""Other flags of a row: the exit came from a nested guest; it went to userspace; the CR write's previous value is
-known, or this is the first one; the instruction faulted, so the write did not happen; a CR write outside an exit."""
+FROM_L2, TO_USERSPACE, CR_KNOWN, CR_FIRST, FAULTED, NO_EXIT, CR_SILENT, DETAILED = (1 << i for i in range(4, 12))
+"""Other flags of a row: the exit came from a nested guest; it went to userspace; a CR write whose previous value is known,
+or that is the first one; the instruction faulted, so the write did not happen; a CR write outside an exit; a CR write
+whose value is not in the trace; the row has a detail."""
+CR_WRITE = CR_KNOWN | CR_FIRST | CR_SILENT
 
 STATE = 29
 """Columns of the per-thread state."""
 ROW_64 = 10
-"""Columns of the 64-bit part of a row: start, duration, user, guest (ns), rip, info1, info2, detail, cr value, cr
+"""Rows of the 64-bit table, one column per exit: start, duration, user, guest (ns), rip, info1, info2, detail, cr value, cr
 changed."""
 ROW_32 = 7
-"""Columns of the 32-bit part: thread slot, vcpu + 1, reason, isa, flags, detail kind, cr + 1."""
+"""Rows of the 32-bit table: thread slot, vcpu + 1, reason, isa, flags, detail kind, cr + 1."""
 
-_EXIT, _ENTRY, _USERSPACE_EXIT, _FPU, _CR, _EXCEPTION, _NESTED, _EMULATE, _DETAIL = range(1, 10)
-_FIRST, _OVERWRITTEN, _NEGATIVE = 1, 2, 8
-_FROM_L2, _TO_USERSPACE, _CR_KNOWN, _CR_FIRST, _FAULTED, _NO_EXIT = 16, 32, 64, 128, 256, 512
-(_TID, _PID, _VCPU, _ENTERED, _ENTRY_TIME, _IS_OPEN, _START, _REASON, _ISA, _RIP, _INFO1, _INFO2, _USER_SINCE,
- _IN_USER, _USER, _FLAGS, _GUEST, _KIND, _VALUE, _CR_NUMBER, _CR_VALUE, _CR_CHANGED, _KNOWN, _PREVIOUS) = range(24)  # fmt: skip
-_NOT_A_CR = 4
-_GENERAL_PROTECTION = 13
-_NOBODY = 0xFF
+if not cython.compiled:
+    # The same names are C constants in the .pxd, for the loop that runs without the GIL.
+    _EXIT, _ENTRY, _USERSPACE_EXIT, _FPU, _CR, _EXCEPTION, _NESTED, _EMULATE, _DETAIL = range(1, 10)
+    _FIRST, _OVERWRITTEN, _NEGATIVE = 1, 2, 8
+    _FROM_L2, _TO_USERSPACE, _CR_KNOWN, _CR_FIRST, _FAULTED, _NO_EXIT, _CR_SILENT, _DETAILED = (
+        1 << i for i in range(4, 12)
+    )
+    (_TID, _PID, _VCPU, _ENTERED, _ENTRY_TIME, _IS_OPEN, _START, _REASON, _ISA, _RIP, _INFO1, _INFO2, _USER_SINCE,
+     _IN_USER, _USER, _FLAGS, _GUEST, _KIND, _VALUE, _CR_NUMBER, _CR_VALUE, _CR_CHANGED, _KNOWN, _PREVIOUS) = range(24)  # fmt: skip
+    _NOT_A_CR = 4
+    _VMX, _SVM = 1, 2
+    _CR_ACCESS, _CR0_SEL_WRITE, _NPF = 28, 0x65, 0x400
+    _ADDRESS = 4  # Detail.ADDRESS in exits.py
+    _GENERAL_PROTECTION = 13
+    _NOBODY = 0xFF
 
 
 def pair(  # type: ignore[no-untyped-def]
     order, time, tid, pid, roles, kinds, bases, cursors, wide, narrow, extra, exit_vcpu, exit_info1, exit_info2, table, state, used,
     rows_64, rows_32, begin
 ):  # fmt: skip
-    """Pair the events of one batch from index *begin* on; the number of rows written.
+    """Pair the events of one batch from index *begin* on, until its end or until no slot is free; rows written.
+
+    Indices are trusted: the caller makes all tables large enough.
 
     Args:
         order, time, tid, pid: The batch's columns; tid and pid as uint32.
@@ -58,15 +70,21 @@ def pair(  # type: ignore[no-untyped-def]
         exit_vcpu, exit_info1, exit_info2: One per exit; vcpu + 1, 0 where not known.
         table: Hash table tid -> slot + 1, a power of two in size and at most half full; int64.
         state: Per-thread state, uint64 of shape (slots, STATE).
-        used: Slots in use, int64 of shape (1,); written.
+        used: Slots in use and the event to go on with, int64 of shape (2,); written.
         rows_64, rows_32: Room for one row per event; see ROW_64 and ROW_32.
         begin: First event.
     """
     n = len(order)
     mask = len(table) - 1
+    capacity = len(state)
     rows = 0
+    slot = -1
+    used[1] = n
     with cython.nogil:
         for i in range(begin, n):
+            if used[0] == capacity:
+                used[1] = i
+                break
             event = order[i]
             role = roles[event]
             at = bases[event] + cursors[event]
@@ -74,7 +92,8 @@ def pair(  # type: ignore[no-untyped-def]
             cursors[event] += 1
             if role == 0:
                 continue
-            slot = _slot(table, mask, state, used, tid[i], pid[i])
+            if slot < 0 or state[slot, _TID] != tid[i]:
+                slot = _slot(table, mask, state, used, tid[i], pid[i])
             now = time[i]
             if role == _EXIT:
                 if state[slot, _IS_OPEN]:
@@ -105,9 +124,12 @@ def pair(  # type: ignore[no-untyped-def]
                 state[slot, _IN_USER] = 0
                 state[slot, _USER] = 0
                 state[slot, _FLAGS] = 0
-                state[slot, _KIND] = 0
-                state[slot, _VALUE] = 0
-                state[slot, _CR_NUMBER] = 0
+                state[slot, _CR_NUMBER] = _register_written(extra[at], narrow[at], exit_info1[row])
+                state[slot, _CR_VALUE] = 0
+                state[slot, _CR_CHANGED] = 0
+                # A nested page fault without a kvm_page_fault event: EXITINFO2 has the address (APM 15.25.6).
+                state[slot, _KIND] = _ADDRESS if extra[at] == _SVM and narrow[at] == _NPF else 0
+                state[slot, _VALUE] = exit_info2[row] if state[slot, _KIND] else 0
             elif role == _ENTRY:
                 state[slot, _VCPU] = narrow[at]
                 if state[slot, _IS_OPEN]:
@@ -180,6 +202,23 @@ def _slot(table, mask, state, used, tid, pid):  # type: ignore[no-untyped-def]
     return slot
 
 
+def _register_written(isa, reason, info1):  # type: ignore[no-untyped-def]
+    """1 + the control register that an exit says was written, 0 if none (SDM 28.2.1; APM 15.8, appendix C)."""
+    if isa == _SVM:
+        if reason == _CR0_SEL_WRITE:
+            return 1
+        if reason >> 4 == 1 or (reason >> 4 == 9):
+            return 1 + (reason & 15)
+        return 0
+    if isa == _VMX and reason & 0xFFFF == _CR_ACCESS:
+        kind = info1 >> 4 & 3
+        if kind == 0:
+            return 1 + (info1 & 15)
+        # CLTS and LMSW
+        return 1 if kind >= 2 else 0
+    return 0
+
+
 def rehash(table, state, used):  # type: ignore[no-untyped-def]
     """Fill an empty *table* with the first *used* slots."""
     mask = len(table) - 1
@@ -237,23 +276,28 @@ def _remember(state, slot):  # type: ignore[no-untyped-def]
 def _emit(state, slot, now, why, rows_64, rows_32, row):  # type: ignore[no-untyped-def]
     """Write the open exit of *slot* as a row."""
     start = state[slot, _START]
-    rows_64[row, 0] = start
-    rows_64[row, 1] = now - start if now > start else 0
-    rows_64[row, 2] = state[slot, _USER]
-    rows_64[row, 3] = state[slot, _GUEST]
-    rows_64[row, 4] = state[slot, _RIP]
-    rows_64[row, 5] = state[slot, _INFO1]
-    rows_64[row, 6] = state[slot, _INFO2]
-    rows_64[row, 7] = state[slot, _VALUE]
-    rows_64[row, 8] = state[slot, _CR_VALUE]
-    rows_64[row, 9] = state[slot, _CR_CHANGED]
-    rows_32[row, 0] = slot
-    rows_32[row, 1] = state[slot, _VCPU]
-    rows_32[row, 2] = state[slot, _REASON]
-    rows_32[row, 3] = state[slot, _ISA]
-    rows_32[row, 4] = state[slot, _FLAGS] | why
-    rows_32[row, 5] = state[slot, _KIND]
-    rows_32[row, 6] = state[slot, _CR_NUMBER]
+    rows_64[0, row] = start
+    rows_64[1, row] = now - start if now > start else 0
+    rows_64[2, row] = state[slot, _USER]
+    rows_64[3, row] = state[slot, _GUEST]
+    rows_64[4, row] = state[slot, _RIP]
+    rows_64[5, row] = state[slot, _INFO1]
+    rows_64[6, row] = state[slot, _INFO2]
+    rows_64[7, row] = state[slot, _VALUE]
+    rows_64[8, row] = state[slot, _CR_VALUE]
+    rows_64[9, row] = state[slot, _CR_CHANGED]
+    rows_32[0, row] = slot
+    rows_32[1, row] = state[slot, _VCPU]
+    rows_32[2, row] = state[slot, _REASON]
+    rows_32[3, row] = state[slot, _ISA]
+    flags = state[slot, _FLAGS] | why
+    if state[slot, _CR_NUMBER] and not flags & (_CR_KNOWN | _CR_FIRST):
+        flags |= _CR_SILENT
+    if state[slot, _KIND]:
+        flags |= _DETAILED
+    rows_32[4, row] = flags
+    rows_32[5, row] = state[slot, _KIND]
+    rows_32[6, row] = state[slot, _CR_NUMBER]
     return 0
 
 

@@ -6,14 +6,19 @@ address of an earlier one of the same vCPU, and a control-register write between
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
 try:
     import cython
 except ImportError:
     from worldswitch import purepython as cython  # type: ignore[no-redef]
 
 import numpy as np
-from numpy.typing import NDArray
 
+from worldswitch.trace import pairing
 from worldswitch.trace.exits import NO_CR, Detail, ExitRows
 from worldswitch.trace.tally import Tally
 
@@ -38,11 +43,11 @@ class RefaultFinder:
         :data:`NOT_A_REFAULT` for rows that are no refaults. Shape (n,).
         """
         result = np.full(len(rows), NOT_A_REFAULT, np.int64)
-        faults = is_fault(rows)
-        if not faults.any():
+        if not rows.any(pairing.DETAILED):
             # Writes still count: they come before later faults.
             self._count_writes(rows)
             return result
+        faults = is_fault(rows)
         pages = np.zeros(len(rows), np.int64) - 1
         where = np.flatnonzero(faults)
         nothing = np.zeros(len(where))
@@ -56,9 +61,12 @@ class RefaultFinder:
 
     def _count_writes(self, rows: ExitRows) -> None:
         self._grow(rows)
-        writes = np.flatnonzero((rows.cr == 0) | (rows.cr == 4))
-        np.add.at(self._writes, rows.thread[writes], 1)
-        self._register[rows.thread[writes]] = rows.cr[writes]
+        if not rows.any(pairing.CR_WRITE):
+            return
+        writes = (rows.cr == 0) | (rows.cr == 4)
+        thread = rows.thread[writes]
+        self._writes[: int(thread.max(initial=-1)) + 1] += np.bincount(thread)
+        self._register[thread] = rows.cr[writes]
 
     def _grow(self, rows: ExitRows) -> None:
         threads = int(rows.thread.max(initial=0)) + 1

@@ -13,4 +13,4 @@ cpdef rehash(const uint64_t[:, ::1] keys, int64_t used, int64_t[::1] table)
 
 @cython.locals(mixed=uint64_t, at=int64_t, k=int64_t)
 cdef int64_t _find(uint64_t a, uint64_t b, uint64_t c, const int64_t[::1] table, int64_t mask,
-                          const uint64_t[:, ::1] keys) except? -1 nogil
+                          const uint64_t[:, ::1] keys) noexcept nogil

@@ -1,3 +1,4 @@
+# cython: boundscheck=False
 """Counting by key: a compiled hash table of (a, b, c) -> how often, and how much in all."""
 
 from __future__ import annotations
@@ -7,10 +8,12 @@ try:
 except ImportError:
     from worldswitch import purepython as cython  # type: ignore[no-redef]
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 LIMIT = 1 << 21
 """Keys a tally holds; what comes after is added up in one row without a key, so memory stays bounded."""
@@ -32,6 +35,7 @@ class Tally:
         self._keys = np.zeros((1 << 9, 3), np.uint64)
         self._sums = np.zeros((1 << 9, 2), np.int64)
         self._used = np.zeros(2, np.int64)
+        self._zeros = np.zeros(0, np.uint64)
 
     def __len__(self) -> int:
         return int(self._used[0])
@@ -56,22 +60,24 @@ class Tally:
         return self._sums[: len(self), 1]
 
     def add(
-        self, a: NDArray[Any], b: NDArray[Any], c: NDArray[Any], amounts: NDArray[Any]
+        self, a: NDArray[Any], b: NDArray[Any] | None, c: NDArray[Any] | None, amounts: NDArray[Any] | None
     ) -> NDArray[np.int64]:
         """Count each row's key once and add its amount; the key's index per row (-1: beyond the limit).
 
         Args:
-            a, b, c: Keys, shape (n,); any integer type.
-            amounts: Shape (n,).
+            a, b, c: Keys, shape (n,); any integer type. None stands for zeros.
+            amounts: Shape (n,); None stands for zeros.
         """
-        n = len(amounts)
+        n = len(a)
         self._reserve(min(len(self) + n, self._limit))
         index = np.empty(n, np.int64)
-        keys = (np.ascontiguousarray(key, np.uint64) for key in (a, b, c))
-        add(
-            *map(memoryview, keys), memoryview(np.ascontiguousarray(amounts, np.int64)), memoryview(self._table),
-            memoryview(self._keys), memoryview(self._sums), memoryview(self._used), self._limit, memoryview(index),
-        )  # fmt: skip
+        if n > len(self._zeros):
+            self._zeros = np.zeros(n, np.uint64)
+        zeros = self._zeros[:n]
+        keys = (zeros if key is None else _as(np.uint64, key) for key in (a, b, c))
+        sums = zeros.view(np.int64) if amounts is None else _as(np.int64, amounts)
+        tables = (self._table, self._keys, self._sums, self._used)
+        add(*map(memoryview, (*keys, sums, *tables)), self._limit, memoryview(index))
         return index
 
     def _reserve(self, keys: int) -> None:
@@ -87,6 +93,13 @@ class Tally:
             setattr(self, name, new)
         self._table = np.zeros(2 * size, np.int64)
         rehash(memoryview(self._keys), len(self), memoryview(self._table))
+
+
+def _as(kind: Any, array: NDArray[Any]) -> NDArray[Any]:
+    """*array* as contiguous 64-bit integers; without a copy where only the sign's meaning differs."""
+    if array.dtype.itemsize == 8 and array.dtype.kind in "iu":
+        return np.ascontiguousarray(array).view(kind)
+    return np.ascontiguousarray(array, kind)
 
 
 def add(a, b, c, amounts, table, keys, sums, used, limit, index):  # type: ignore[no-untyped-def]

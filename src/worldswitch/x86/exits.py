@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
-from importlib.resources import files
+from pkgutil import get_data
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -78,7 +78,8 @@ class ExitTables:
 @cache
 def builtin() -> ExitTables:
     """The tables that ship."""
-    text = files("worldswitch.x86").joinpath("exits.toml").read_text(encoding="utf-8")
+    # pkgutil reads through the package's loader as importlib.resources does, without importing zipfile and tempfile.
+    text = (get_data("worldswitch.x86", "exits.toml") or b"").decode()
     return _parse(text, "exits.toml", ExitTables(MappingProxyType({}), MappingProxyType({})))
 
 

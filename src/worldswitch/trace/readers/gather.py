@@ -12,10 +12,12 @@ try:
 except ImportError:
     from worldswitch import purepython as cython  # type: ignore[no-redef]
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 from worldswitch.record.formats import EventFormat, Field, Kind
 from worldswitch.record.trace import Columns

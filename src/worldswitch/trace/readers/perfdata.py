@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Generator, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
 from worldswitch.errors import TraceFormatError, printable
 from worldswitch.record.formats import EventFormat, Field, by_name
@@ -23,7 +22,10 @@ from worldswitch.trace.readers.perffile import Attr
 from worldswitch.trace.readers.source import Input
 from worldswitch.trace.readers.tracingdata import parse_tracing_data
 
-BATCH = 1 << 15
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+BATCH = 1 << 16
 _BUFFER = 1 << 22
 _SLACK = 64
 _INFLATE_STEP = 1024
@@ -424,7 +426,7 @@ class _Walker:
             self.meta.damaged(self.perf._source.damage)
 
 
-_Rows = tuple[NDArray[Any], ...]
+_Rows: TypeAlias = "tuple[NDArray[Any], ...]"
 
 
 def _index_rows() -> _Rows:
