@@ -141,7 +141,9 @@ class Input:
             damage = self.damage
             self.size = spool.tell()
             spool.seek(0)
-            self._stream = cast(IO[bytes], spool)
+            spent, self._stream = self._stream, cast(IO[bytes], spool)
+            if spent is not getattr(sys.stdin, "buffer", None):
+                spent.close()
             if damage:
                 self._stream.damage = damage  # type: ignore[attr-defined]
             self._seekable = True
