@@ -23,8 +23,9 @@ _EMPTY = re.compile(r"CPU \d+ is empty\s*\Z")
 
 _BARE = re.compile(r"(?P<head>.*?)(?<![\w.-])(?:(?:kvm|kvmmmu):)?(?P<event>\w+):(?:\s+(?P<body>.*))?\Z")
 _BARE_HEAD = re.compile(
-    r"\s*(?:CPU\s*(?P<only>\d{1,6}):?|(?P<comm>\S.*?)-(?P<tid>\d{1,9})\s+(?:\[(?P<cpu>\d{1,6})\])?[\s.\w#]*:?"
-    r"|(?P<name>\S.*?)?)\s*(?:(?P<seconds>\d{1,9})\.(?P<fraction>\d{1,9}):)?\s*\Z"
+    r"\s*(?:CPU\s*(?P<only>\d{1,6}):?"
+    r"|(?P<comm>\S.*?)-(?P<tid>\d{1,9})\s*(?:\[(?P<cpu>\d{1,6})\])?\s*(?:[.\w#]{1,10}\s+)?:?"
+    r"||(?P<name>\S.*?)\s+)\s*(?:(?P<seconds>\d{1,9})\.(?P<fraction>\d{1,9}):)?\s*\Z"
 )
 _PERF_TRACE = re.compile(
     r"\s*(?P<ms>\d{1,12})\.(?P<fraction>\d{3})\s+(?:\(\s*\):?\s*)?(?P<comm>\S.*?)?/(?P<tid>\d{1,9})\s+"
@@ -166,6 +167,22 @@ def _by_field(template: Template, body: str) -> dict[str, int]:
             isa = _number(pairs.get("isa", "0"), "") or 0
             number = (isa & codes.MASK32) << 32 | (number & codes.MASK32)
         values[name] = number
+    return values | _from_whole(template, pairs)
+
+
+def _from_whole(template: Template, pairs: dict[str, str]) -> dict[str, int]:
+    """What a template would have found printed piece by piece: the role of a page, the permissions of an entry.
+
+    Bits: union kvm_mmu_page_role, arch/x86/include/asm/kvm_host.h.
+    """
+    values: dict[str, int] = {}
+    role = _number(pairs.get("role", ""), "")
+    if role is not None and "quadrant" in template.slots:
+        values = {"level": role & 15, "quadrant": role >> 5 & 3, "direct": role >> 7 & 1, "access": role >> 8 & 7}
+        values |= {"invalid": role >> 11 & 1, "nxe_off": ~role >> 12 & 1}
+    if "rwxu" in template.slots and {"r", "x", "u"} <= pairs.keys():
+        letters = (pairs["r"] == "1") * 8 + (pairs["x"] == "1") + (pairs["u"] == "1") * 4
+        values["rwxu"] = letters | (3 if pairs["u"].startswith("-") else 4) << 8
     return values
 
 

@@ -36,7 +36,7 @@ cdef class Scanner(Matcher):
     cdef int _find_who(self, Py_ssize_t begin, Py_ssize_t end) except -9 nogil
     @cython.locals(i=Py_ssize_t, j=Py_ssize_t, cpu=int32_t)
     cdef Py_ssize_t _before_flags(self, Py_ssize_t k, Py_ssize_t begin) except -9 nogil
-    @cython.locals(i=Py_ssize_t, dots=bint, first=int)
+    @cython.locals(i=Py_ssize_t, j=Py_ssize_t, dots=bint)
     cdef bint _is_number(self, Py_ssize_t k, Py_ssize_t begin) except? -9 nogil
     @cython.locals(j=Py_ssize_t)
     cdef bint _dash_number(self, Py_ssize_t k, Py_ssize_t i) except? -9 nogil

@@ -303,14 +303,17 @@ class Scanner(Matcher):
         if left > begin:
             if self.text[left - 1] == 45:
                 left -= 1
-                if left == begin or self.text[left - 1] <= 32:
+                if left == begin or self.text[left - 1] == 32 or self.text[left - 1] == 9:
                     return ODD
             elif self.text[left - 1] > 32:
                 return ODD
-        while begin < left and self.text[begin] <= 32:
+        # Blanks only: a name may hold control characters.
+        while begin < left and (self.text[begin] == 32 or self.text[begin] == 9):
             begin += 1
+        while left > begin and (self.text[left - 1] == 32 or self.text[left - 1] == 9):
+            left -= 1
         self.comm_begin = begin
-        self.comm_end = self._trim(left, begin)
+        self.comm_end = left
         return TAKEN
 
     def _before_flags(self, k, begin):
@@ -340,12 +343,12 @@ class Scanner(Matcher):
             i -= 1
             if self.text[i] == 46:
                 dots = True
-        first = self.text[i]
-        if 48 <= first <= 57 and not dots:
-            while i < k and (48 <= self.text[i] <= 57 or self.text[i] == 47):
-                i += 1
-            return i == k
-        return False if dots else self._dash_number(k, i)
+        if dots:
+            return False
+        j = i
+        while j < k and (48 <= self.text[j] <= 57 or self.text[j] == 47):
+            j += 1
+        return j == k or self._dash_number(k, i)
 
     def _dash_number(self, k, i):
         j = k
