@@ -107,8 +107,7 @@ def change(
         policy: The host.
         register: 0 or 4.
         changed: Old value XOR new value.
-        old: The old value, None if unknown: then each direction is tried, and ``sure`` says whether it
-            matters.
+        old: The old value, None if unknown: then both directions are tried, and ``sure`` says if that matters.
         paging: CR0.PG is set before and after, unless *changed* or *old* say otherwise.
         sole: The vCPU is the only one that holds the page-table roots (see :func:`roots_after_reset`).
 
@@ -204,7 +203,7 @@ def after_cr4(policy: Policy, old: int, new: int) -> After:
 
 
 def cr4_role_bits(policy: Policy) -> int:
-    """CR4 bits whose change resets the MMU: KVM_MMU_CR4_ROLE_BITS, up to 5.10 mmu_role_bits in kvm_set_cr4."""
+    """CR4 bits whose change resets the MMU (KVM_MMU_CR4_ROLE_BITS; up to 5.10 mmu_role_bits)."""
     mask = _ROLE
     if not policy.has("cr4-pge-flush-only"):
         mask |= _PGE
@@ -243,7 +242,7 @@ def roots_after_reset(policy: Policy, *, sole: bool = True) -> Roots:
     tested="tests/kvm/test_control_registers.py::test_sets_of_tdp_page_tables",
 )
 def tdp_role_bits(policy: Policy) -> tuple[str, ...]:
-    """The guest bits that select among sets of TDP page tables; none if there is one set, or no such tables."""
+    """The guest bits that select among sets of TDP page tables; none if there is at most one set."""
     if not policy.tdp or policy.has("tdp-root-role-constant"):
         return ()
     return ("CR0.WP", "EFER.NXE")
@@ -254,9 +253,10 @@ def _other_tables(policy: Policy, register: int, changed: int, after: After) -> 
         return False
     if policy.tdp:
         return register == CR0 and bool(changed & _WP) and "CR0.WP" in tdp_role_bits(policy)
-    # Guest paging bits are part of a shadow page's identity. SMEP and SMAP are only together with CR0.WP=0,
-    # which is taken as not so; from 7.2 on SMEP is in any case (kvm_mmu_page_role). entity = _PAE | (_SMEP
-    # if policy.has("mbec-gmet") else 0) turn register == CR0 or bool(changed & identity)
+    # Guest paging bits are part of a shadow page's identity. SMEP and SMAP are so only while CR0.WP is clear,
+    # which is taken not to be; from 7.2 on SMEP is in any case (kvm_mmu_page_role).
+    identity = _PAE | (_SMEP if policy.has("mbec-gmet") else 0)
+    return register == CR0 or bool(changed & identity)
 
 
 def _reason(policy: Policy, register: int, old: int) -> tuple[int, int]:

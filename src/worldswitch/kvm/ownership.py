@@ -56,8 +56,8 @@ def owned_cr0(policy: Policy) -> int:
 
 @rule(
     id="cr4-guest-owned",
-    sentence="Under VMX the guest owns PVI, DE, PCE, OSFXSR, OSXMMEXCPT, TSD, FSGSBASE and CET of CR4, and PGE with "
-    "EPT, as far as its CPUID has them; under SVM it owns none.",
+    sentence="Under VMX the guest owns PVI, DE, PCE, OSFXSR, OSXMMEXCPT, TSD, FSGSBASE and CET of CR4, and "
+    "PGE with EPT, as far as its CPUID has them; under SVM it owns none.",
     depends=(
         "cr4-cet-owned",
         "cr4-fsgsbase-owned",
@@ -85,7 +85,7 @@ def owned_cr4(policy: Policy) -> int:
 
 
 def reserved_cr4(policy: Policy) -> int:
-    """CR4 bits the guest may not set because its CPUID lacks their features; all others are taken as there."""
+    """CR4 bits the guest may not set since its CPUID lacks their features; all others it has."""
     mask = 0 if policy.cet else _CET
     for feature in policy.hidden:
         if FEATURES[feature] != "CET":  # either of two features makes CR4.CET available: policy.cet says
@@ -110,19 +110,20 @@ def write_exits(policy: Policy, register: int, changed: int, value: int | None =
 
 @rule(
     id="svm-cr0-intercept",
-    sentence="Under SVM a MOV to CR0 exits if it changes any bit but TS and MP; all of them exit while the hardware "
-    "value differs from the guest's.",
-    source='Since Linux commit 2a32a77cefa6 ("KVM: SVM: merge update_cr0_intercept into svm_set_cr0") (v5.13), '
+    sentence="Under SVM a MOV to CR0 exits if it changes any bit but TS and MP; all of them exit while the "
+    "hardware value differs from the guest's.",
+    source="Since Linux commit 2a32a77cefa6 "
+    '("KVM: SVM: merge update_cr0_intercept into svm_set_cr0") (v5.13), '
     "svm_set_cr0 leaves only the selective intercept on when hardware and guest CR0 agree. "
     "Before that, update_cr0_intercept did.",
     since="5.4",
     tested="tests/kvm/test_ownership.py::test_svm_cr0_writes_exit_but_for_ts_and_mp",
 )
 def svm_cr0_exits(policy: Policy, changed: int, value: int | None = None) -> bool:
-    """Whether a MOV to CR0 exits under SVM (svm.c, svm_set_cr0; the processor's part: APM volume 2, chapter 15).
+    """Whether a MOV to CR0 exits under SVM (svm.c, svm_set_cr0; the processor's part: APM volume 2).
 
-    Without nested paging the hardware has PG and WP set whatever the guest has; and CD and NW are never set in
-    hardware. While that makes a difference the full intercept is on.
+    Without nested paging the hardware has PG and WP set whatever the guest has; and CD and NW are never set
+    in hardware. While that makes a difference the full intercept is on.
     """
     if changed & ~_SELECTIVE:
         return True
@@ -135,8 +136,8 @@ def svm_cr0_exits(policy: Policy, changed: int, value: int | None = None) -> boo
 @rule(
     id="svm-cr4-intercept",
     sentence="Under SVM every MOV to CR4 exits.",
-    source='Since Linux commit 6aa8b732ca01 ("[PATCH] kvm: userspace interface") (v2.6.20), KVM intercepts CR4 '
-    "writes under SVM. Before that, there was no KVM.",
+    source='Since Linux commit 6aa8b732ca01 ("[PATCH] kvm: userspace interface") (v2.6.20), KVM intercepts '
+    "CR4 writes under SVM. Before that, there was no KVM.",
     since="5.4",
     tested="tests/kvm/test_ownership.py::test_svm_cr4_writes_always_exit",
 )
