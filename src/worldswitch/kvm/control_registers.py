@@ -54,9 +54,7 @@ class Roots(enum.Enum):
 
     KEPT = "kept"  # they were not unloaded
     REFERENCED = "referenced"  # TDP MMU: dropping and taking a reference, nothing else
-    FOUND = (
-        "found"  # legacy and shadow MMU: the old pages are found in the hash; shadow pages are synchronized
-    )
+    FOUND = "found"  # legacy and shadow MMU: the old pages are found in the hash; shadow pages are synchronized
     REBUILT = "rebuilt"  # TDP MMU: the last reference frees the tree, every page faults again
 
 
@@ -107,7 +105,7 @@ def change(
         policy: The host.
         register: 0 or 4.
         changed: Old value XOR new value.
-        old: The old value, None if unknown: then both directions are tried, and ``sure`` says if that matters.
+        old: The old value, None if unknown: then both directions are tried; ``sure`` says if that matters.
         paging: CR0.PG is set before and after, unless *changed* or *old* say otherwise.
         sole: The vCPU is the only one that holds the page-table roots (see :func:`roots_after_reset`).
 
@@ -118,15 +116,12 @@ def change(
         return write(policy, register, old, old ^ changed, sole=sole)
     base = _ET | _WP | (_PG if paging else 0) if register == CR0 else 0
     outcomes = [
-        write(policy, register, start, start ^ changed, sole=sole)
-        for start in (base & ~changed, base | changed)
+        write(policy, register, start, start ^ changed, sole=sole) for start in (base & ~changed, base | changed)
     ]
     dearest = max(outcomes, key=_cost)
     if outcomes[0] == outcomes[1]:
         return dearest
-    return Outcome(
-        **{name: getattr(dearest, name) for name in Outcome.__slots__ if name != "sure"}, sure=False
-    )
+    return Outcome(**{name: getattr(dearest, name) for name in Outcome.__slots__ if name != "sure"}, sure=False)
 
 
 def write(policy: Policy, register: int, old: int, new: int, *, sole: bool = True) -> Outcome:
@@ -146,9 +141,7 @@ def write(policy: Policy, register: int, old: int, new: int, *, sole: bool = Tru
     unloads = after.mmu in (MmuWork.UNLOAD, MmuWork.FULL_RESET)
     roots = roots_after_reset(policy, sole=sole) if unloads else Roots.KEPT
     reason = _reason(policy, register, old)
-    return Outcome(
-        True, reason, after.mmu, after.flush, roots, _other_tables(policy, register, changed, after)
-    )
+    return Outcome(True, reason, after.mmu, after.flush, roots, _other_tables(policy, register, changed, after))
 
 
 @rule(

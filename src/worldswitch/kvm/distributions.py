@@ -11,7 +11,7 @@ import re
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from worldswitch.errors import NotTold, printable
+from worldswitch.errors import NotTold, UsageError, printable
 from worldswitch.kvm.facts import Kernel, debian_names, kernel, parse_version
 
 ASK = "state the upstream kernel, as in --from 6.1.29"
@@ -57,13 +57,12 @@ _DEBIAN_SHORT = re.compile(
     r"(\d{1,4}\.\d{1,4}\.0)-(\d{1,4})-(?:(?:cloud|rt)-)?(?:amd64|arm64|686|686-pae|rt-686-pae)(?:-unsigned)?(?!\S)"
 )
 _RELEASE = re.compile(rf"(?<![\w.-])v?{_NUMBER}(\S*)")
+_SHAPED = re.compile(r"\d+\.\d+\.\d+-\d|#\d+ SMP")  # what a distribution's version string looks like
 
 _SUFFIXES = (
     _Pattern(re.compile(r"\.fc\d"), "Fedora names the upstream version", ""),
     _Pattern(re.compile(r"-arch\d|-zen\d|-lts(?!\S)"), "Arch Linux names the upstream version", ""),
-    _Pattern(
-        re.compile(r"\.amzn\d"), "Amazon Linux names the upstream version (its own patches are not known)", ""
-    ),
+    _Pattern(re.compile(r"\.amzn\d"), "Amazon Linux names the upstream version (its own patches are not known)", ""),
     _Pattern(
         re.compile(r"\.el\d"),
         "",
@@ -132,9 +131,7 @@ def _by_suffix(number: str, suffix: str) -> Told:
         return _told(number, "the version as it stands")
     for pattern, how, why in _SUFFIXES:
         if pattern.search(suffix):
-            return (
-                _told(number, how) if how else Told(None, why=why.format(printable(number + suffix), number))
-            )
+            return _told(number, how) if how else Told(None, why=why.format(printable(number + suffix), number))
     if parse_version(number.replace("~", "-")).patch:
         return _told(number, f"the version before the local suffix {printable(suffix)}")
     return Told(
@@ -147,3 +144,24 @@ def _told(number: str, how: str) -> Told:
     version = parse_version(number.replace("~", "-"))
     # X.Y alone would mean the newest of its line; what a kernel calls itself is exact.
     return Told(str(version), how=how)
+
+
+def kernel_named(text: str) -> tuple[Kernel, str]:
+    """The kernel that *text* names, and how that was told (empty if it says so itself).
+
+    It is read as :func:`worldswitch.kvm.facts.kernel` does (``6.1``, ``6.2.0+cr0-wp-owned``), and if it is no such
+    name, as a distribution's version string.
+
+    Raises:
+        UsageError: It is neither.
+        NotTold: It is a distribution's, but not one whose upstream version can be told.
+    """
+    try:
+        return kernel(text), ""
+    except UsageError as error:
+        told = kernel_of(text)
+        if told.version is None and _SHAPED.search(text):
+            raise NotTold(f"{told.why}; {ASK}") from None
+        if told.version is None or "+" in text.partition("+deb")[0]:
+            raise error from None
+        return told.kernel(), told.how

@@ -172,9 +172,7 @@ def parse_version(text: str) -> Version:
     """
     found = _VERSION.fullmatch(text.strip())
     if not found:
-        raise UsageError(
-            f"{printable(text)!r} is not a kernel version; write X.Y, X.Y.Z or X.Y-rcN, such as 6.1.29"
-        )
+        raise UsageError(f"{printable(text)!r} is not a kernel version; write X.Y, X.Y.Z or X.Y-rcN, such as 6.1.29")
     major, minor, patch, rc = (int(part or 0) for part in found.groups())
     return Version(major, minor, patch, rc)
 
@@ -189,9 +187,7 @@ def kernel(spec: str) -> Kernel:
     spec = spec.strip()
     found = _VERSION.match(spec)
     if not found:
-        raise UnknownNameError(
-            "kernel", spec, lines(), "Write a version, such as 6.1, 6.1.29 or 6.2.0+cr0-wp-owned"
-        )
+        raise UnknownNameError("kernel", spec, lines(), "Write a version, such as 6.1, 6.1.29 or 6.2.0+cr0-wp-owned")
     version = _resolve(found[0].removeprefix("v"))
     held: set[str] = set()
     origins: dict[str, str] = {}
@@ -212,9 +208,7 @@ def kernel(spec: str) -> Kernel:
 
 def diff(a: Kernel, b: Kernel) -> tuple[Difference, ...]:
     """The facts in which *b* differs from *a*, in the order of ``facts.toml``."""
-    return tuple(
-        Difference(fact, fact.id in b.facts) for fact in facts().values() if fact.id in a.facts ^ b.facts
-    )
+    return tuple(Difference(fact, fact.id in b.facts) for fact in facts().values() if fact.id in a.facts ^ b.facts)
 
 
 def _resolve(text: str) -> Version:
@@ -225,9 +219,7 @@ def _resolve(text: str) -> Version:
     if text.count(".") > 1 or version.rc:
         return version
     if text not in lines():
-        raise UnknownNameError(
-            "kernel line", text, lines(), f"Mainline is {text}.0; a stable version is exact too"
-        )
+        raise UnknownNameError("kernel line", text, lines(), f"Mainline is {text}.0; a stable version is exact too")
     return parse_version(lines()[text])
 
 
@@ -248,9 +240,7 @@ def _changes(text: str) -> Iterator[str]:
         if text[0] not in "+-":
             raise UsageError(f"after the version comes +fact or -fact, not {printable(text)!r}")
         rest = text[1:]
-        fitting = [
-            name for name in facts() if rest == name or (rest.startswith(name) and rest[len(name)] in "+-")
-        ]
+        fitting = [name for name in facts() if rest == name or (rest.startswith(name) and rest[len(name)] in "+-")]
         if not fitting:
             raise _unknown_fact(rest.partition("+")[0])
         name = max(fitting, key=len)

@@ -142,9 +142,7 @@ class Policy:
         unrestricted = _unrestricted(vendor, kind, given)
         favor = given.switch("favordynmods") or False
         if favor and not chosen.has("cgroup-favordynmods"):
-            raise UsageError(
-                f"favordynmods=1: {chosen} has no such option, and needs none (it never waits there)"
-            )
+            raise UsageError(f"favordynmods=1: {chosen} has no such option, and needs none (it never waits there)")
         return cls(
             kernel=chosen,
             vendor=vendor,
@@ -172,18 +170,12 @@ class Policy:
         if self.vendor is Vendor.INTEL:
             set_here = "set" if "kvm_intel.unrestricted_guest" in given else ""
             rows.append(Row("unrestricted_guest", "Y" if self.unrestricted_guest else "N", set_here))
-        rows.append(
-            Row("CR4.CET for guests", "yes" if self.cet else "no", self.kernel.origins["cet-virtualized"])
-        )
-        rows.append(
-            Row("nx_huge_pages", self.nx_huge_pages, "set" if "kvm.nx_huge_pages" in given else "default")
-        )
+        rows.append(Row("CR4.CET for guests", "yes" if self.cet else "no", self.kernel.origins["cet-virtualized"]))
+        rows.append(Row("nx_huge_pages", self.nx_huge_pages, "set" if "kvm.nx_huge_pages" in given else "default"))
         if self.has("cgroup-favordynmods"):
             rows.append(Row("favordynmods", "Y" if self.favordynmods else "N", ""))
         rows += [Row(f"cpuid.{feature}", "0", "set") for feature in sorted(self.hidden)]
-        rows += [
-            Row(name, value, "set") for name, value in self.settings if name not in {row.name for row in rows}
-        ]
+        rows += [Row(name, value, "set") for name, value in self.settings if name not in {row.name for row in rows}]
         return rows
 
 
@@ -204,9 +196,7 @@ class _Settings:
         for name, value in pairs:
             full = _full_name(name, vendor)
             if values.get(full, value) != value:
-                raise UsageError(
-                    f"{full} is set to {values[full]} and to {printable(value)}; say one of them"
-                )
+                raise UsageError(f"{full} is set to {values[full]} and to {printable(value)}; say one of them")
             values[full] = value
             if full.startswith("cpuid."):
                 if not _switch(full, value):
@@ -282,9 +272,7 @@ def _mmu(chosen: Kernel, vendor: Vendor, wanted: str, given: _Settings) -> Mmu:
         on = chosen.has("tdp-mmu-default") if tdp_mmu is None else tdp_mmu
         return Mmu.TDP if on else Mmu.LEGACY
     if wanted == Mmu.TDP and not chosen.has("tdp-mmu"):
-        raise UsageError(
-            f"mmu tdp: {chosen} has no TDP MMU ({chosen.origins['tdp-mmu']}); say legacy or shadow"
-        )
+        raise UsageError(f"mmu tdp: {chosen} has no TDP MMU ({chosen.origins['tdp-mmu']}); say legacy or shadow")
     if tdp_mmu is not None and tdp_mmu != (wanted == Mmu.TDP):
         raise UsageError(
             f"mmu {wanted} means kvm.tdp_mmu={int(wanted == Mmu.TDP)}, but kvm.tdp_mmu={int(tdp_mmu)} is set"
