@@ -148,6 +148,7 @@ class _Folder:
         self._events: dict[str, dict[str, str]] = {}
         self._rows: dict[str, int] = {}
         self._parts: dict[str, list[Path]] = {}
+        self._pieces = 0
 
     def write(self, source: EventSource) -> None:
         first = held = 0
@@ -191,7 +192,8 @@ class _Folder:
             self._events.setdefault(event, {name: _type(column) for name, column in columns.items()})
             self._rows[event] = self._rows.get(event, 0) + len(columns["seq"])
             pieces = self._parts.setdefault(event, [])
-            pieces.append(self._work / f"{len(self._parts)}.{len(pieces)}.parquet")
+            pieces.append(self._work / f"{self._pieces}.parquet")
+            self._pieces += 1
             stored = {name: column for name, column in columns.items() if _type(column) != _NO_BYTES}
             frame(stored).write_parquet(pieces[-1], compression="zstd", compression_level=3)
         self._held.clear()

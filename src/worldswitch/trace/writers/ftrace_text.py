@@ -28,9 +28,11 @@ def write_ftrace_text(source: EventSource, stream: IO[str]) -> Written:
     written = Written()
     catalog = Catalog(source)
     printers: dict[str, Printer] = {}
-    tgids = source.meta.vm_identity == "tgid"
-    stream.write(_HEADER.format(tgid="TGID     " if tgids else "", tgid_bar="   |     " if tgids else ""))
+    tgids: bool | None = None
     for batch in source.batches():
+        if tgids is None:
+            tgids = source.meta.vm_identity == "tgid" or bool((batch.pid != UNKNOWN_PID).any())
+            stream.write(_header(tgids))
         lines = np.empty(len(batch), object)
         for index, name in enumerate(batch.events):
             rows = np.flatnonzero(batch.order == index)
@@ -45,7 +47,13 @@ def write_ftrace_text(source: EventSource, stream: IO[str]) -> Written:
             lines[rows] = [f"{label}: {text}" for text in printers[name](columns, len(rows))]
         stream.write(_text(batch, lines.tolist(), source.meta.comms, tgids))
         written.events += len(batch)
+    if tgids is None:
+        stream.write(_header(False))
     return written
+
+
+def _header(tgids: bool) -> str:
+    return _HEADER.format(tgid="TGID     " if tgids else "", tgid_bar="   |     " if tgids else "")
 
 
 def _text(batch: Batch, bodies: list[str], comms: dict[int, str], tgids: bool) -> str:

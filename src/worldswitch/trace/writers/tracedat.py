@@ -135,10 +135,15 @@ class _Spool:
 
     def _part(self, batch: Batch, instance: str) -> Batch:
         """The events of *batch* that go to *instance* and that a record can hold."""
-        mine = [n in self._layouts and self.options.instances.get(n, "") == instance for n in batch.events]
+        mine = [self._belongs(name, instance) for name in batch.events]
         if all(mine):
             return batch
         return batch.take(np.flatnonzero(np.array(mine, bool)[batch.order]))
+
+    def _belongs(self, name: str, instance: str) -> bool:
+        if name not in self.formats:
+            return True  # none has come yet, so there is nothing to keep apart
+        return name in self._layouts and self.options.instances.get(name, "") == instance
 
     def all_formats(self) -> list[EventFormat]:
         """The formats the source has, and those made for events that had none."""

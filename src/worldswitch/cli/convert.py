@@ -1,0 +1,311 @@
+"""``wsw convert``: a trace in another format."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+import click
+
+from worldswitch.cli import options
+from worldswitch.errors import MissingError, UsageError, printable
+
+if TYPE_CHECKING:
+    from worldswitch.record.trace import EventSource
+    from worldswitch.trace.writers.catalog import Written
+
+FORMATS = ("parquet", "perfetto", "ftrace", "trace.dat", "perf.data")
+_ENDINGS = {
+    ".json": "perfetto",
+    ".txt": "ftrace",
+    ".dat": "trace.dat",
+    ".data": "perf.data",
+    ".parquet": "parquet",
+    "": "parquet",
+}
+_COMPRESSIONS = {"trace.dat": ("none", "zlib", "zstd"), "perf.data": ("none", "zstd")}
+_STDOUT = "-"
+_LEVEL = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Where to write, and how."""
+
+    output: str
+    format: str
+    version: int
+    compression: str
+
+    @property
+    def piped(self) -> bool:
+        """Whether the output is standard output or another thing that cannot seek."""
+        if self.output == _STDOUT:
+            return True
+        path = Path(self.output)
+        return path.exists() and not path.is_dir() and not stat.S_ISREG(path.stat().st_mode)
+
+
+@click.command()
+@click.argument("trace")
+@click.option(
+    "-o", "--output", required=True, metavar="OUT", help="File or folder to write; - is standard output."
+)
+@click.option("--to", type=click.Choice(FORMATS), help="Format.  [default: told by OUT's ending]")
+@click.option("--file-version", type=click.Choice(("6", "7")), help="Version of a trace.dat.  [default: 7]")
+@click.option(
+    "--compression",
+    type=click.Choice(("none", "zlib", "zstd")),
+    help="Of a trace.dat version 7 (zlib, zstd) or a perf.data (zstd).  [default: none]",
+)
+@click.option("--vcpu", type=click.IntRange(0), help="Only threads that run this vCPU.")
+@click.option("--pid", "tid", type=int, help="Only this thread, by the id in the trace.")
+@click.option(
+    "--vm", type=int, help="Only this VM: its process id (or thread id, where processes are unknown)."
+)
+@click.option(
+    "--time", metavar="A:B", help="Only events from A to B on the trace's clock, such as 36.2:36.3."
+)
+@options.as_json
+@options.as_python
+def convert(
+    trace: str,
+    output: str,
+    to: str | None,
+    file_version: str | None,
+    compression: str | None,
+    vcpu: int | None,
+    tid: int | None,
+    vm: int | None,
+    time: str | None,
+    as_json: bool,
+    as_python: bool,
+) -> int:
+    """Write TRACE in another format.
+
+    \b
+    OUT's ending    format
+    .parquet, none  a folder of one Parquet file per event, which open_trace and every command read
+    .json           Perfetto's, for ui.perfetto.dev: a track per vCPU, a slice per exit
+    .txt            the text of tracefs
+    .dat            trace.dat, for trace-cmd and KernelShark
+    .data           perf.data, for perf (on standard output its pipe form)
+
+    OUT appears only when it is whole.
+    """
+    target = _target(output, to, file_version, compression)
+    limits = (options.parse_time(time), vcpu, vm, tid)
+    if as_python:
+        click.echo(_python(trace, target, limits))
+        return 0
+    if as_json and target.output == _STDOUT:
+        raise UsageError("--json and -o - both want standard output; write OUT to a file")
+    _refuse_same(trace, target)
+    source = _opened(trace, limits)
+    written = _write(source, target)
+    _report(source, target, written, as_json)
+    return 0
+
+
+def _target(output: str, to: str | None, file_version: str | None, compression: str | None) -> Target:
+    chosen = to or _told_by_name(output)
+    if file_version and chosen != "trace.dat":
+        raise UsageError(f"--file-version is for trace.dat, not for {chosen}")
+    known = _COMPRESSIONS.get(chosen, ())
+    if compression and compression not in known:
+        choice = f"has {', '.join(known)}" if known else "has its own or none"
+        raise UsageError(f"{chosen} has no compression {compression}; it {choice}")
+    if file_version == "6" and compression not in (None, "none"):
+        raise UsageError(
+            "trace.dat version 6 has no compression; leave out --file-version 6 or --compression"
+        )
+    return Target(output, chosen, int(file_version or 7), compression or "none")
+
+
+def _told_by_name(output: str) -> str:
+    if output == _STDOUT:
+        raise UsageError(f"-o - needs --to: one of {', '.join(FORMATS[1:])}")
+    ending = "" if Path(output).is_dir() else Path(output).suffix.lower()
+    if ending not in _ENDINGS:
+        raise UsageError(
+            f"{printable(output)!r} does not tell the format; add --to: one of {', '.join(FORMATS)}"
+        )
+    return _ENDINGS[ending]
+
+
+def _refuse_same(trace: str, target: Target) -> None:
+    if target.output == _STDOUT:
+        if target.format == "parquet":
+            raise UsageError("a folder of Parquet files cannot go to standard output; give -o a name")
+        return
+    output = Path(target.output)
+    if trace != "-" and output.exists() and Path(trace).exists() and output.samefile(trace):
+        raise UsageError(f"{printable(target.output)} is the trace itself; give -o another name")
+    if output.is_dir() and target.format != "parquet":
+        raise UsageError(f"{printable(target.output)} is a folder; {target.format} is written to a file")
+
+
+def _opened(trace: str, limits: tuple[Any, ...]) -> EventSource:
+    """The source, limited to what was asked for."""
+    from worldswitch.cli.progress import watched
+    from worldswitch.record.slicing import VCPU_EVENTS, Limits, Sliced, threads_of_vcpu
+    from worldswitch.trace import open_source
+
+    (first, last), vcpu, vm, tid = limits
+    source = open_source(trace)
+    threads = None
+    if vcpu is not None:
+        # Which threads run a vCPU is known only at the end, so the trace is read twice, or held.
+        if trace == "-":
+            from worldswitch.record.trace import Trace
+
+            source = Trace.read(watched(source, trace))
+            threads = threads_of_vcpu(source.batches(), vcpu)
+        else:
+            threads = threads_of_vcpu(watched(open_source(trace), trace).batches(VCPU_EVENTS), vcpu)
+    source = watched(source, trace)
+    if limits == ((None, None), None, None, None):
+        return source
+    return Sliced(source, Limits(first, last, threads, vm, tid))
+
+
+def _write(source: EventSource, target: Target) -> Written:
+    if target.format == "parquet":
+        from worldswitch.record.parquet import save
+        from worldswitch.trace.writers.catalog import Written
+
+        counted = _Counted(source)
+        save(counted, target.output)
+        return Written(counted.events)
+    binary = target.format in ("trace.dat", "perf.data")
+    with _output(target, binary) as stream:
+        return _writer(target)(source, stream)
+
+
+def _writer(target: Target) -> Callable[[EventSource, IO[Any]], Written]:
+    if target.format == "perfetto":
+        from worldswitch.report.perfetto import write_perfetto
+
+        return write_perfetto
+    if target.format == "ftrace":
+        from worldswitch.trace.writers.ftrace_text import write_ftrace_text
+
+        return write_ftrace_text
+    if target.format == "trace.dat":
+        from worldswitch.trace.writers.tracedat import TraceDatOptions, write_tracedat
+
+        chosen = TraceDatOptions(target.version, target.compression)
+        return lambda source, stream: write_tracedat(source, stream, chosen)
+    from worldswitch.trace.writers.perfdata import PerfOptions, write_perfdata
+
+    how = PerfOptions(pipe=target.piped, level=_LEVEL if target.compression == "zstd" else None)
+    return lambda source, stream: write_perfdata(source, stream, how)
+
+
+class _Counted:
+    """A source that counts what it gives."""
+
+    def __init__(self, source: EventSource) -> None:
+        self._source = source
+        self.meta = source.meta
+        self.formats = source.formats
+        self.events = 0
+
+    def batches(self, selection: Any = None) -> Iterator[Any]:
+        for batch in self._source.batches(selection):
+            self.events += len(batch)
+            yield batch
+
+
+@contextlib.contextmanager
+def _output(target: Target, binary: bool) -> Iterator[IO[Any]]:
+    """A stream whose file gets its name only if all went well."""
+    if target.output == _STDOUT:
+        yield sys.stdout.buffer if binary else sys.stdout
+        (sys.stdout.buffer if binary else sys.stdout).flush()
+        return
+    path = Path(target.output)
+    if "\0" in target.output or not path.name:
+        raise UsageError(f"{printable(target.output)!r} is no name for a file")
+    name = printable(target.output)
+    part = path if target.piped else path.with_name(f".{path.name[:200]}.{os.getpid()}.part")
+    mode, encoding = ("b", None) if binary else ("", "utf-8")
+    try:
+        with part.open(("w" if target.piped else "x") + mode, encoding=encoding) as stream:
+            yield stream
+        if part is not path:
+            part.replace(path)
+    except OSError as error:
+        if isinstance(error, MissingError | BrokenPipeError):
+            raise
+        raise MissingError(f"cannot write {name}: {error.strerror or error}") from None
+    finally:
+        if part is not path:
+            part.unlink(missing_ok=True)
+
+
+def _report(source: EventSource, target: Target, written: Written, as_json: bool) -> None:
+    meta = source.meta
+    notes = [*written.notes, *meta.damage]
+    if written.skipped:
+        left = ", ".join(f"{printable(name)} ({count})" for name, count in sorted(written.skipped.items()))
+        notes.append(f"{target.format} cannot hold these events, which are left out: {left}")
+    for note in notes:
+        click.echo(f"wsw: {note}", err=True)
+    if as_json:
+        options.print_json(
+            {
+                "output": target.output,
+                "format": target.format,
+                "events": written.events,
+                "skipped": dict(written.skipped),
+                "lost": meta.lost,
+                "complete": meta.complete,
+                "notes": notes,
+            }
+        )
+    elif target.output != _STDOUT:
+        click.echo(
+            f"{written.events} events written to {printable(target.output)} ({target.format})", err=True
+        )
+
+
+def _python(trace: str, target: Target, limits: tuple[Any, ...]) -> str:
+    time, vcpu, vm, tid = limits
+    given = {"time": time if time != (None, None) else None, "vcpu": vcpu, "vm": vm, "tid": tid}
+    arguments = ", ".join(f"{name}={value!r}" for name, value in given.items() if value is not None)
+    lines = ["from worldswitch.trace import open_trace"]
+    opened = f"trace = open_trace({trace!r})" + (f".slice({arguments})" if arguments else "")
+    if target.format == "parquet":
+        return "\n".join([*lines, "", opened, f"trace.save({target.output!r})"])
+    module, function, how, mode = {
+        "perfetto": ("report.perfetto", "write_perfetto", "", "w"),
+        "ftrace": ("trace.writers.ftrace_text", "write_ftrace_text", "", "w"),
+        "trace.dat": (
+            "trace.writers.tracedat",
+            "write_tracedat",
+            f"TraceDatOptions(version={target.version}, compression={target.compression!r})",
+            "wb",
+        ),
+        "perf.data": (
+            "trace.writers.perfdata",
+            "write_perfdata",
+            f"PerfOptions(pipe={target.piped}, level={_LEVEL if target.compression == 'zstd' else None})",
+            "wb",
+        ),
+    }[target.format]
+    names = ", ".join(sorted([function, *([how.partition("(")[0]] if how else [])]))
+    lines += [f"from worldswitch.{module} import {names}", "", opened]
+    stream = "sys.stdout.buffer" if mode == "wb" else "sys.stdout"
+    call = f"{function}(trace, {{}}{', ' + how if how else ''})"
+    if target.output == _STDOUT:
+        return "\n".join(["import sys", "", *lines, call.format(stream)])
+    return "\n".join(
+        [*lines, f"with open({target.output!r}, {mode!r}) as stream:", "    " + call.format("stream")]
+    )
