@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gzip
+import lzma
+import os
 import re
 import shutil
 import struct
@@ -10,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import zstandard
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -275,9 +279,33 @@ def test_a_broken_format_costs_only_its_events(write):
     assert len(trace) == 2 and not trace.meta.complete
 
 
+def test_a_format_whose_fields_overlap_again_and_again_is_broken(write):
+    fields = "".join(f"\tfield:char f{k}[60];\toffset:8;\tsize:60;\tsigned:0;\n" for k in range(50))
+    trace = read(write(Spec(formats=[*build.FORMATS, ("kvm", build.format_text("bomb", 400, fields))])))
+    assert len(trace) == 2 and "1 event formats" in trace.meta.damage[0]
+
+
 def test_no_events_at_all(write):
     trace = read(write(Spec(buffers={"": {0: [build.page(0)]}})))
     assert len(trace) == 0 and trace.meta.complete and trace.meta.first_ns is None
+
+
+def test_no_cpu_has_data(write):
+    trace = read(write(Spec(buffers={"": {}})))
+    assert len(trace) == 0 and trace.meta.complete
+
+
+@pytest.mark.parametrize("compress", [gzip.compress, lzma.compress, zstandard.compress])
+def test_the_whole_file_may_be_compressed(write, compress):
+    data = write(Spec())
+    assert events(read(compress(data))) == events(read(data))
+
+
+def test_a_compressed_file_that_was_cut():
+    pages = [build.page(k * 10**6, build.record(build.beta(text=os.urandom(500)), 10)) for k in range(40)]
+    data = gzip.compress(version_6(Spec(buffers={"": {0: pages}})))
+    trace = read(data[: len(data) * 2 // 3])
+    assert 0 < len(trace) < 40 and not trace.meta.complete
 
 
 def test_it_reads_once():

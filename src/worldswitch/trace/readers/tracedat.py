@@ -8,13 +8,12 @@ instances of a file that has several, become one sequence of batches in time ord
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, cast
 
 import numpy as np
-from numpy.typing import NDArray
 
 from worldswitch.errors import TraceFormatError, UsageError, printable
 from worldswitch.record.formats import EventFormat, Field, by_name, parse_format
@@ -23,11 +22,21 @@ from worldswitch.trace.readers import gather, ringbuffer
 from worldswitch.trace.readers.source import Input
 from worldswitch.trace.readers.tracedat_layout import MAGIC, read_layout
 from worldswitch.trace.readers.tracedat_options import lost_by_cpustat, parse_cmdlines, read_options
-from worldswitch.trace.readers.tracedat_pages import Arena, Block, CpuPages, Index, Stream, Submit, cpu_name
+from worldswitch.trace.readers.tracedat_pages import (
+    Arena,
+    Block,
+    CpuPages,
+    Future,
+    Index,
+    Rows,
+    Stream,
+    cpu_name,
+)
 
 _REGION = 3 << 19
 """Bytes of pages indexed at a time where memory allows: some 30 thousand events of the usual 50 bytes."""
-_ARENA = 64 << 20
+_ARENA = 32 << 20
+_BATCH = 1 << 16
 _LARGEST_ARENA = 1 << 30
 _WORTH_A_THREAD = 1 << 18
 _MOST_WORKERS = 4
@@ -106,8 +115,11 @@ class TraceDat:
             except (TraceFormatError, ValueError):
                 broken += 1
                 continue
-            if parsed.id < 1 << 16:
+            # Fields that overlap again and again would make a small file into huge tables.
+            if parsed.id < 1 << 16 and sum(f.size for f in parsed.fields) <= 4 * parsed.size:
                 formats.append(parsed)
+            else:
+                broken += 1
         if broken:
             self.meta.damaged(f"{broken} event formats cannot be parsed; their events count as malformed")
         return formats
@@ -135,16 +147,25 @@ class TraceDat:
             for data in buffer.cpus
         ]
         totals = _Totals(len(wanted.all_names))
+        size = sum(data.size for buffer in self._layout.buffers for data in buffer.cpus)
+        arena, regions = self._arena(pages, wanted)
         with ExitStack() as stack:
-            size = sum(data.size for buffer in self._layout.buffers for data in buffer.cpus)
-            arena, regions = self._arena(pages, wanted)
             submit = _submitter(size, stack)
+
+            def load(one: CpuPages, region: int) -> Future | None:
+                chunks = one.take(arena.region_bytes)
+                return submit(arena.load, one, chunks, region, self._layout.data_offset) if chunks else None
+
+            # Two blocks of each of several CPUs, so that a round of merging gives out about one of each.
+            keep = min(2, len(pages))
             streams = [
-                Stream(one, arena, range(i * regions, (i + 1) * regions), submit, self._layout.data_offset)
+                Stream(one, range(i * regions, (i + 1) * regions), keep, load, totals.add)
                 for i, one in enumerate(pages)
             ]
             for rows in _in_time_order(streams, totals):
-                yield _batch(arena, rows, wanted)
+                for begin in range(0, len(rows[0]), _BATCH):
+                    part = slice(begin, begin + _BATCH)
+                    yield _batch(arena, cast(Rows, tuple(column[part] for column in rows)), wanted)
         self._finish(pages, totals, wanted)
 
     def _arena(self, pages: Sequence[CpuPages], wanted: _Wanted) -> tuple[Arena, int]:
@@ -202,59 +223,33 @@ class _Totals:
         self.out_of_order = 0
         self.damage: list[str] = []
 
-    def add(self, block: Block, cpu: int) -> None:
+    def add(self, block: Block, pages: CpuPages) -> None:
         self.counts += block.counts
         self.stats += block.stats
         if block.stats[ringbuffer.LAST] != -1:
             self.first = min(self.first, int(block.stats[ringbuffer.FIRST]))
             self.last = max(self.last, int(block.stats[ringbuffer.LAST]))
         for chunk in block.damaged:
-            self.damage.append(
-                f"{cpu_name(cpu)}: the compressed data at byte {chunk.offset} is damaged; its events are lost"
-            )
-
-
-Rows = tuple[NDArray[Any], NDArray[Any], NDArray[Any], NDArray[Any], NDArray[Any]]
-"""Slot, time, cpu, tid and start of events in time order."""
+            where = f"{cpu_name(pages.cpu)}: the compressed data at byte {chunk.offset}"
+            self.damage.append(f"{where} is damaged; its events are lost")
 
 
 def _in_time_order(streams: Sequence[Stream], totals: _Totals) -> Iterator[Rows]:
-    """Merge the CPUs: round by round, everything up to the time that all of them have reached."""
-    live = [stream for stream in streams if _refill(stream, totals)]
+    """Merge the CPUs: round by round, everything up to the time to which all of them are loaded."""
     given = -(1 << 63)
-    while live:
-        bounds = [
-            int(stream.block.time[-1]) for stream in live if stream.block is not None and not stream.last
-        ]
-        until = min(bounds, default=(1 << 63) - 1)
-        parts = []
-        for stream in live:
-            block = cast(Block, stream.block)
-            begin, stream.at = stream.at, int(np.searchsorted(block.time, until, side="right"))
-            if begin < stream.at:
-                part = slice(begin, stream.at)
-                cpu = np.full(stream.at - begin, stream.pages.cpu, np.int32)
-                parts.append((block.slot[part], block.time[part], cpu, block.tid[part], block.start[part]))
-        rows = cast(Rows, parts[0] if len(parts) == 1 else _merged(parts))
+    while streams := [stream for stream in streams if stream.fill()]:
+        until = min((bound for stream in streams if (bound := stream.until()) is not None), default=None)
+        parts = [rows for stream in streams for rows in stream.take(until)]
+        rows = parts[0] if len(parts) == 1 else _merged(parts)
         totals.out_of_order += int(np.searchsorted(rows[1], given, side="left"))
         given = max(given, int(rows[1][-1]))
         yield rows
-        live = [s for s in live if s.at < len(cast(Block, s.block)) or _refill(s, totals)]
 
 
-def _refill(stream: Stream, totals: _Totals) -> bool:
-    """Bring the stream's next block that has events; False at its end."""
-    while (block := stream.advance()) is not None:
-        totals.add(block, stream.pages.cpu)
-        if len(block):
-            return True
-    return False
-
-
-def _merged(parts: Sequence[tuple[NDArray[Any], ...]]) -> tuple[NDArray[Any], ...]:
+def _merged(parts: Sequence[Rows]) -> Rows:
     columns = [np.concatenate(column) for column in zip(*parts, strict=True)]
     positions = np.argsort(columns[1], kind="stable")
-    return tuple(column[positions] for column in columns)
+    return cast(Rows, tuple(column[positions] for column in columns))
 
 
 def _batch(arena: Arena, rows: Rows, wanted: _Wanted) -> Batch:
@@ -275,7 +270,7 @@ def _batch(arena: Arena, rows: Rows, wanted: _Wanted) -> Batch:
     return Batch(tuple(wanted.names[i] for i in present), slot, time, cpu, tid, pid, tuple(tables))
 
 
-def _submitter(size: int, stack: ExitStack) -> Submit:
+def _submitter(size: int, stack: ExitStack) -> Callable[..., Future]:
     """How work on blocks is started: in threads where that pays, else at once."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     if size < _WORTH_A_THREAD or cores < 2:

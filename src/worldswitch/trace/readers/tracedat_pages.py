@@ -200,56 +200,84 @@ class Future(Protocol):
         ...
 
 
-Submit = Callable[..., Future]
+Rows = tuple[NDArray[Any], NDArray[Any], NDArray[Any], NDArray[Any], NDArray[Any]]
+"""Slot, time, cpu, tid and start of events in time order."""
+
+
+@dataclass(slots=True)
+class _Loaded:
+    region: int
+    block: Block
+    at: int = 0
+    """How many of the block's events have been given out."""
 
 
 class Stream:
-    """One CPU's blocks in the order of the file, some of them prepared ahead.
+    """One CPU's blocks in the order of the file, *keep* of them loaded, others prepared ahead.
 
-    Attributes:
-        block: The block whose events are being given out; None at the end.
-        at: How many of them have been.
+    Args:
+        regions: Those of the arena this stream may use, at least *keep*.
+        load: Starts to load the next chunks into a region; None at their end.
+        seen: Called once with each block.
     """
 
     def __init__(
-        self, pages: CpuPages, arena: Arena, regions: Sequence[int], submit: Submit, data_offset: int
+        self,
+        pages: CpuPages,
+        regions: Sequence[int],
+        keep: int,
+        load: Callable[[CpuPages, int], Future | None],
+        seen: Callable[[Block, CpuPages], None],
     ) -> None:
         self.pages = pages
-        self.block: Block | None = None
-        self.at = 0
-        self._arena = arena
-        self._data_offset = data_offset
         self._free = list(regions)
-        self._in_use: int | None = None
-        self._pending: deque[tuple[int, Future]] = deque()
-        self._submit = submit
+        self._keep = keep
+        self._load = load
+        self._seen = seen
         self._more = True
+        self._pending: deque[tuple[int, Future]] = deque()
+        self._loaded: list[_Loaded] = []
         self._prepare()
-
-    @property
-    def last(self) -> bool:
-        """Whether no block follows the present one."""
-        return not self._more and not self._pending
 
     def _prepare(self) -> None:
         while self._more and self._free:
-            chunks = self.pages.take(self._arena.region_bytes)
-            if not chunks:
-                self._more = False
-                return
             region = self._free.pop()
-            job = self._submit(self._arena.load, self.pages, chunks, region, self._data_offset)
-            self._pending.append((region, job))
+            job = self._load(self.pages, region)
+            if job is None:
+                self._more = False
+                self._free.append(region)
+            else:
+                self._pending.append((region, job))
 
-    def advance(self) -> Block | None:
-        """Let go of the present block and take the next one, which may be empty; None at the end."""
-        if self._in_use is not None:
-            self._free.append(self._in_use)
-            self._in_use = None
+    def fill(self) -> bool:
+        """Have blocks loaded; false when all events have been given out."""
+        self._free += [one.region for one in self._loaded if one.at == len(one.block)]
+        self._loaded = [one for one in self._loaded if one.at < len(one.block)]
         self._prepare()
-        self.block = None
-        self.at = 0
-        if self._pending:
-            self._in_use, job = self._pending.popleft()
-            self.block = job.result()
-        return self.block
+        while len(self._loaded) < self._keep and self._pending:
+            region, job = self._pending.popleft()
+            block = job.result()
+            self._seen(block, self.pages)
+            if len(block):
+                self._loaded.append(_Loaded(region, block))
+            else:
+                self._free.append(region)
+            self._prepare()
+        return bool(self._loaded)
+
+    def until(self) -> int | None:
+        """The time up to which all events are loaded, None at the end of the file."""
+        return int(self._loaded[-1].block.time[-1]) if self._pending or self._more else None
+
+    def take(self, until: int | None) -> list[Rows]:
+        """The loaded events up to a time; their payloads stay where they are until :meth:`fill`."""
+        rows: list[Rows] = []
+        for one in self._loaded:
+            block, begin = one.block, one.at
+            one.at = len(block) if until is None else int(np.searchsorted(block.time, until, side="right"))
+            if begin < one.at:
+                part = slice(begin, one.at)
+                cpu = np.full(one.at - begin, self.pages.cpu, np.int32)
+                rows.append((block.slot[part], block.time[part], cpu, block.tid[part], block.start[part]))
+            one.at = max(begin, one.at)
+        return rows
