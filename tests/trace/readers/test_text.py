@@ -23,28 +23,46 @@ BODY = "kvm_entry: vcpu 2, rip 0x1000"
 
 # line, (comm, tid, pid, cpu, time)
 HEADS = {
-    "tracefs 5.10": (f"          kvmlab-110     [000] d...    36.237888: {BODY}", ("kvmlab", 110, -1, 0, 36237888000)),
-    "tracefs 6.1": (f"          kvmlab-110     [012] d..1.    36.237888: {BODY}", ("kvmlab", 110, -1, 12, 36237888000)),
+    "tracefs 5.10": (
+        f"          kvmlab-110     [000] d...    36.237888: {BODY}",
+        ("kvmlab", 110, -1, 0, 36237888000),
+    ),
+    "tracefs 6.1": (
+        f"          kvmlab-110     [012] d..1.    36.237888: {BODY}",
+        ("kvmlab", 110, -1, 12, 36237888000),
+    ),
     "no flags": (f"    kvm-5664  [000] 11906.220178: {BODY}", ("kvm", 5664, -1, 0, 11906220178000)),
-    "six flags": (f" CPU 0/KVM-7289 [023] dNh3.1 2925.640961: {BODY}", ("CPU 0/KVM", 7289, -1, 23, 2925640961000)),
+    "six flags": (
+        f" CPU 0/KVM-7289 [023] dNh3.1 2925.640961: {BODY}",
+        ("CPU 0/KVM", 7289, -1, 23, 2925640961000),
+    ),
     "tgid": (f"  qemu-12 (  34) [001] d..1 1.000001: {BODY}", ("qemu", 12, 34, 1, 1000001000)),
     "tgid unknown": (f"  qemu-12 (-------) [001] d..1 1.000001: {BODY}", ("qemu", 12, -1, 1, 1000001000)),
     "comm with a bracket": (f" a]b [3] c-9  [001] .... 1.5: {BODY}", ("a]b [3] c", 9, -1, 1, 1500000000)),
-    "comm with colons": (f" kworker/u8:0-xy-9 [001] .... 1.5: {BODY}", ("kworker/u8:0-xy", 9, -1, 1, 1500000000)),
+    "comm with colons": (
+        f" kworker/u8:0-xy-9 [001] .... 1.5: {BODY}",
+        ("kworker/u8:0-xy", 9, -1, 1, 1500000000),
+    ),
     "comm like a time": (f" t 1.5: x-9 [001] .... 2.5: {BODY}", ("t 1.5: x", 9, -1, 1, 2500000000)),
     "trace-cmd ns": (f"     kt-93    [000]    20.498508540: {BODY}", ("kt", 93, -1, 0, 20498508540)),
     "trace-cmd latency": (f"      kt-93      2d..3.    20.498509: {BODY}", ("kt", 93, -1, 2, 20498509000)),
     "trace-cmd differences": (f" kt-93 [000] 20.498509: (+22)    {BODY}", ("kt", 93, -1, 0, 20498509000)),
     "raw counts": (f" kt-93 [000] 204985090: {BODY}", ("kt", 93, -1, 0, 204985090)),
     "perf": (f"    CPU 0/KVM   103 [000]    47.186557:   kvm:{BODY}", ("CPU 0/KVM", 103, -1, 0, 47186557000)),
-    "perf pid/tid": (f"    kt   101/103   [000]    47.186557:   kvm:{BODY}", ("kt", 103, 101, 0, 47186557000)),
+    "perf pid/tid": (
+        f"    kt   101/103   [000]    47.186557:   kvm:{BODY}",
+        ("kt", 103, 101, 0, 47186557000),
+    ),
     "perf without comm": (f"  101/103   [000]    47.186557:   kvm:{BODY}", (None, 103, 101, 0, 47186557000)),
     "perf without cpu": (f"    kt   103    47.186557:   kvm:{BODY}", ("kt", 103, -1, -1, 47186557000)),
     "perf period": (f" kt  103 [000]  47.186557:     1    kvm:{BODY}", ("kt", 103, -1, 0, 47186557000)),
     "perf time only": (f"   47.186557:     kvm:{BODY}", (None, -1, -1, -1, 47186557000)),
     "perf event only": (f"     kvm:{BODY}", (None, -1, -1, -1, 0)),
     "perf comm and time": (f"preempt_test  20677.199579: kvm:{BODY}", (None, -1, -1, -1, 20677199579000)),
-    "perf-prof": (f" <...> 206966 d... [017] 15504452.412981: kvm:{BODY}", (None, 206966, -1, 17, 15504452412981000)),
+    "perf-prof": (
+        f" <...> 206966 d... [017] 15504452.412981: kvm:{BODY}",
+        (None, 206966, -1, 17, 15504452412981000),
+    ),
     "cpu only": (f"  CPU 7: {BODY}", (None, -1, -1, 7, 0)),
 }
 
@@ -55,7 +73,14 @@ def test_each_form_of_a_line_says_who_where_and_when(form, scanner):
     line, (comm, tid, pid, cpu, time) = HEADS[form]
     trace, source = read(line + "\n", scanner=scanner)
     table = trace.table("kvm_entry")
-    assert [table[name][0] for name in ("tid", "pid", "cpu", "time", "vcpu_id", "rip")] == [tid, pid, cpu, time, 2, 0x1000]
+    assert [table[name][0] for name in ("tid", "pid", "cpu", "time", "vcpu_id", "rip")] == [
+        tid,
+        pid,
+        cpu,
+        time,
+        2,
+        0x1000,
+    ]
     assert source.meta.comms.get(tid) == comm
     assert source.meta.skipped_lines == 0
 
@@ -96,15 +121,26 @@ def test_lost_events_are_counted_and_their_marks_are_not_skipped_lines(line, los
 
 
 def test_headers():
-    _, source = read("# tracer: nop\n# entries-in-buffer/entries-written: 4/4   #P:8\n#\na-1 [000] 1.5: kvm_fpu: load\n")
-    assert (source.meta.cpus, source.meta.tool, source.meta.kernel, source.meta.skipped_lines) == (8, "tracefs", None, 0)
+    _, source = read(
+        "# tracer: nop\n# entries-in-buffer/entries-written: 4/4   #P:8\n#\na-1 [000] 1.5: kvm_fpu: load\n"
+    )
+    assert (source.meta.cpus, source.meta.tool, source.meta.kernel, source.meta.skipped_lines) == (
+        8,
+        "tracefs",
+        None,
+        0,
+    )
     _, source = read("cpus=4\nCPU 0 is empty\na-1 [000] 1.5: kvm_fpu: load\n")
     assert (source.meta.cpus, source.meta.tool, source.meta.skipped_lines) == (4, "trace-cmd report", 0)
 
 
 def test_the_header_of_perf_script_names_the_kernel():
     _, source = read("# hostname : box\n# os release : 5.10.0-32-amd64\n a 1 [000] 1.5: kvm:kvm_fpu: load\n")
-    assert (source.meta.host, source.meta.kernel, source.meta.tool) == ("box", "5.10.0-32-amd64", "perf script")
+    assert (source.meta.host, source.meta.kernel, source.meta.tool) == (
+        "box",
+        "5.10.0-32-amd64",
+        "perf script",
+    )
 
 
 def test_lines_that_are_no_events_are_counted():
@@ -360,7 +396,9 @@ def mutated_lines(draw):
         if what == "drop":
             del line[at : at + draw(st.integers(1, 12))]
         elif what == "put":
-            line[at:at] = draw(st.sampled_from([b" ", b"-", b":", b"[", b"]", b"9" * 25, b"f", b"\n", b"\xff", b".", b"0x"]))
+            line[at:at] = draw(
+                st.sampled_from([b" ", b"-", b":", b"[", b"]", b"9" * 25, b"f", b"\n", b"\xff", b".", b"0x"])
+            )
         else:
             line[at:at] = line[at : at + 8]
     return bytes(line)

@@ -215,9 +215,7 @@ class TextTrace:
 
     def _close(self, what: str) -> None:
         self._scanner.closed = True
-        self.meta.notes.append(
-            f"more different names of {what} than a trace has; lines with further ones were skipped"
-        )
+        self.meta.notes.append(f"more different names of {what} than a trace has; lines with further ones were skipped")
 
     # Lines the scanner leaves to us
 
@@ -251,15 +249,27 @@ class TextTrace:
         if number not in self._templates:
             self._counts[number] += 1
             return
-        values = self._loose(number, found.body)
-        if values is None:
+        end = self._scanner.line_end
+        row_at = self._match(number, found.body, end)
+        values = None if row_at >= 0 else self._loose(number, found.body)
+        if row_at < 0 and values is None:
             self._other(line)
             return
         time = self._last_time if found.time is None else found.time
         if found.comm and found.tid >= 0:
             self.meta.comms.setdefault(found.tid, found.comm)
-        end = self._scanner.line_end
-        self._append(number, (time, found.cpu, found.tid, -1), (end, end), values)
+        self._append(number, (time, found.cpu, found.tid, -1), (end, end), values, row_at)
+
+    def _match(self, number: int, body: str, end: int) -> int:
+        """Where the values of *body* are, which ends at *end* in the block; -1 if no template matches it."""
+        scanner, program = self._scanner, int(self._words.programs[number])
+        data = body.encode("utf-8", "surrogateescape")
+        begin = end - len(data)
+        if program <= 0 or begin < 0 or self._text[begin:end] != data:
+            return -1
+        while (what := scanner.match(program, number, begin, end)) == codes.NEW_REASON:
+            self._new_reason(self._word())
+        return scanner.used - len(self._templates[number].slots) if what == codes.TAKEN else -1
 
     def _loose(self, number: int, body: str) -> dict[str, int] | None:
         template = self._templates[number]
@@ -271,9 +281,7 @@ class TextTrace:
         if word is None or not word[0]:
             return None
         name, failed = word
-        values[reason] = (
-            textreasons.printed_number(name) if textreasons.is_number(name) else self._reason(name)
-        )
+        values[reason] = textreasons.printed_number(name) if textreasons.is_number(name) else self._reason(name)
         values["failed"] = int(failed)
         return values
 
@@ -283,15 +291,16 @@ class TextTrace:
         who: tuple[int, int, int, int],
         body: tuple[int, int],
         values: dict[str, int] | None,
+        row_at: int = -1,
     ) -> None:
-        """One event as the scanner would have put it down."""
+        """One event as the scanner would have put it down; its values are at *row_at*, or those of *values*."""
         self._counts[number] += 1
         scanner, program = self._scanner, self._words.programs[number]
         scanner.first, scanner.last = min(scanner.first, who[0]), max(scanner.last, who[0])
         if program == codes.NOT_WANTED:
             return
         n = scanner.n
-        self._order[n], self._row_at[n] = number, -1
+        self._order[n], self._row_at[n] = number, row_at
         self._time[n], self._cpu[n], self._tid[n], self._pid[n] = who
         self._from[n], self._to[n] = body
         if values is not None:
@@ -335,9 +344,7 @@ class TextTrace:
         places = np.zeros(int(numbers[-1]) + 1, np.uint16)
         places[numbers] = np.arange(len(numbers))
         self._tell_vcpus(order)
-        tables = tuple(
-            self._table(int(number), np.flatnonzero(order == number), selection) for number in numbers
-        )
+        tables = tuple(self._table(int(number), np.flatnonzero(order == number), selection) for number in numbers)
         time, cpu, tid, pid = self._time[:n], self._cpu[:n], self._tid[:n], self._pid[:n]
         names = tuple(self._names[number] for number in numbers)
         return Batch(names, places[order], time.copy(), cpu.copy(), tid.copy(), pid.copy(), tables)
@@ -398,14 +405,10 @@ class TextTrace:
         if scanner.processes:
             meta.vm_identity = "tgid"
         if scanner.raw_times:
-            meta.notes.append(
-                "times without a point are taken as they are: counts of the trace's clock, not ns"
-            )
+            meta.notes.append("times without a point are taken as they are: counts of the trace's clock, not ns")
         if scanner.systems and not meta.tool:
             meta.tool = "perf script"
         if self.reason_names:
-            meta.notes.append(
-                f"exit reasons in no table: {', '.join(sorted(set(self.reason_names.values()))[:20])}"
-            )
+            meta.notes.append(f"exit reasons in no table: {', '.join(sorted(set(self.reason_names.values()))[:20])}")
         if self._source.damage:
             meta.damaged(self._source.damage)

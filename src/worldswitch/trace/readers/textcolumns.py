@@ -33,9 +33,7 @@ def columns(template: Template, names: Sequence[str], values: Values, starts: ND
     return {name: _column(template, name, dtypes[name], values, starts) for name in names}
 
 
-def _column(
-    template: Template, name: str, dtype: str, values: Values, starts: NDArray[np.int64]
-) -> NDArray[Any]:
+def _column(template: Template, name: str, dtype: str, values: Values, starts: NDArray[np.int64]) -> NDArray[Any]:
     slots = template.slots
 
     def value(slot: str) -> Values:
@@ -76,9 +74,7 @@ def _permission(name: str, letters: Values, dtype: str) -> NDArray[Any]:
     return np.where(letters >> np.uint64(8) == 3, -1, has.astype(np.int8)).astype(dtype)
 
 
-def known_vcpus(
-    vcpu: NDArray[np.int64], tid: NDArray[np.int32], earlier: dict[int, int]
-) -> NDArray[np.int64]:
+def known_vcpus(vcpu: NDArray[np.int64], tid: NDArray[np.int32], earlier: dict[int, int]) -> NDArray[np.int64]:
     """*vcpu* (in time order; -1: not told) filled with what the same thread told last, else next, else 0.
 
     Args:

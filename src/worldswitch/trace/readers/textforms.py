@@ -31,9 +31,7 @@ class Form(NamedTuple):
     templates: tuple[str, ...]
 
 
-_EXIT = (
-    "exit_reason:u4 guest_rip:u8 isa:u4 info1:u8 info2:u8 intr_info:u4 error_code:u4 vcpu_id:u4 requests:u8?"
-)
+_EXIT = "exit_reason:u4 guest_rip:u8 isa:u4 info1:u8 info2:u8 intr_info:u4 error_code:u4 vcpu_id:u4 requests:u8?"
 _EXIT_FORMS = (
     "«vcpu {vcpu_id} »reason {exit_reason:reason}« FAILED_VMENTRY{failed=1}»« 0x{flags:x}»"
     "« rip {guest_rip:x}»"
@@ -80,9 +78,7 @@ _ACCEPT = Form(
     "apicid:u4 vec:u1 delivery_mode:u1 level:b",
     (f"apicid {{apicid:x}} vec {{vec}} ({{delivery_mode:{_DELIVERY}}}|{{level:edge|level}})",),
 )
-_SMM = Form(
-    "vcpu_id:u4 smbase:u8 entering:b", ("vcpu {vcpu_id}: {entering:leaving|entering} SMM, smbase {smbase:x}",)
-)
+_SMM = Form("vcpu_id:u4 smbase:u8 entering:b", ("vcpu {vcpu_id}: {entering:leaving|entering} SMM, smbase {smbase:x}",))
 _VMGEXIT = Form(
     "vcpu_id:u4 exit_reason:u8 info1:u8 info2:u8",
     ("vcpu {vcpu_id}, exit_reason {exit_reason:x}, exit_info1 {info1:x}, exit_info2 {info2:x}",),
@@ -122,9 +118,7 @@ FORMS: dict[str, Form] = {
             " intercepts: {intercept1:x} {intercept2:x} {intercept3:x}",
         ),
     ),
-    "kvm_hypercall": Form(
-        "nr:u8 a0:u8 a1:u8 a2:u8 a3:u8", ("nr {nr:x} a0 {a0:x} a1 {a1:x} a2 {a2:x} a3 {a3:x}",)
-    ),
+    "kvm_hypercall": Form("nr:u8 a0:u8 a1:u8 a2:u8 a3:u8", ("nr {nr:x} a0 {a0:x} a1 {a1:x} a2 {a2:x} a3 {a3:x}",)),
     "kvm_hv_hypercall": Form(
         "rep_cnt:u2 rep_idx:u2 ingpa:u8 outgpa:u8 code:u2 var_cnt:u2? fast:b",
         (
@@ -181,10 +175,11 @@ FORMS: dict[str, Form] = {
     "kvm_emulate_insn": Form(
         "rip:u8 csbase:u4 len:u1 insn:bytes flags:u1 failed:u1",
         (
-            "{csbase:x}:{rip:x}:« »«{insn:bytes}»« »«({flags:real|prot16||vm16||prot32||||prot64})»"
+            "{csbase:x}:{rip:x}:« »«{insn:bytes}»« ({flags:real|prot16||vm16||prot32||||prot64})»"
+            "«({flags:real|prot16||vm16||prot32||||prot64})»"
             "« failed{failed=1}»"
             "« FAIL{failed=1}»",
-            "{csbase:x}:{rip:x}:« »«{insn:bytes}»« »«({flags:x})»« failed{failed=1}»",
+            "{csbase:x}:{rip:x}:« »«{insn:bytes}»« ({flags:x})»«({flags:x})»« failed{failed=1}»",
         ),
     ),
     "kvm_userspace_exit": Form(
@@ -200,9 +195,7 @@ FORMS: dict[str, Form] = {
         "grow:b vcpu_id:u4 new:u4 old:u4",
         ("vcpu {vcpu_id}: halt_poll_ns {new} ({grow:shrink|grow} {old})",),
     ),
-    "kvm_set_irq": Form(
-        "gsi:u4 level:i4 irq_source_id:i4", ("gsi {gsi} level {level} source {irq_source_id}",)
-    ),
+    "kvm_set_irq": Form("gsi:u4 level:i4 irq_source_id:i4", ("gsi {gsi} level {level} source {irq_source_id}",)),
     "kvm_ack_irq": Form(
         "irqchip:u4 pin:u4",
         (
@@ -235,9 +228,7 @@ FORMS: dict[str, Form] = {
         "vcpu:u4 icrh:u4 icrl:u4 id:u4 index:u4",
         ("vcpu={vcpu}, icrh:icrl={icrh:x}:{icrl:x}, id={id}, index={index}",),
     ),
-    "kvm_hv_timer_state": Form(
-        "vcpu_id:u4 hv_timer_in_use:u4", ("vcpu_id {vcpu_id:x} hv_timer {hv_timer_in_use:x}",)
-    ),
+    "kvm_hv_timer_state": Form("vcpu_id:u4 hv_timer_in_use:u4", ("vcpu_id {vcpu_id:x} hv_timer {hv_timer_in_use:x}",)),
     "kvm_hv_stimer_cleanup": _STIMER,
     "kvm_hv_stimer_callback": _STIMER,
     "kvm_hv_synic_set_msr": Form(
@@ -290,9 +281,7 @@ FORMS: dict[str, Form] = {
     ),
     "kvm_vmgexit_enter": _VMGEXIT,
     "kvm_vmgexit_exit": _VMGEXIT,
-    "kvm_vmgexit_msr_protocol_enter": Form(
-        "vcpu_id:u4 ghcb_gpa:u8", ("vcpu {vcpu_id}, ghcb_gpa {ghcb_gpa:x}",)
-    ),
+    "kvm_vmgexit_msr_protocol_enter": Form("vcpu_id:u4 ghcb_gpa:u8", ("vcpu {vcpu_id}, ghcb_gpa {ghcb_gpa:x}",)),
     "kvm_vmgexit_msr_protocol_exit": Form(
         "vcpu_id:u4 ghcb_gpa:u8 result:i4", ("vcpu {vcpu_id}, ghcb_gpa {ghcb_gpa:x}, result {result}",)
     ),
@@ -335,9 +324,7 @@ FORMS: dict[str, Form] = {
     "mark_mmio_spte": Form(
         "sptep:u8 gfn:u8 access:u4 gen:u4", ("sptep:{sptep:x} gfn {gfn:x} access {access:x} gen {gen:x}",)
     ),
-    "handle_mmio_page_fault": Form(
-        "addr:u8 gfn:u8 access:u4", ("addr:{addr:x} gfn {gfn:x} access {access:x}",)
-    ),
+    "handle_mmio_page_fault": Form("addr:u8 gfn:u8 access:u4", ("addr:{addr:x} gfn {gfn:x} access {access:x}",)),
     "check_mmio_spte": Form(
         "kvm_gen:u4 spte_gen:u4 spte:u8",
         ("spte {spte:x} kvm_gen {kvm_gen:x} spte-gen {spte_gen:x} valid {valid}",),

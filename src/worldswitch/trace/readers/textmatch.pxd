@@ -20,7 +20,7 @@ cdef class Matcher:
     @cython.locals(h=uint64_t, i=Py_ssize_t, mask=uint64_t, slot=uint64_t, word=Py_ssize_t, at=Py_ssize_t)
     cdef Py_ssize_t _lookup(self, int kind, Py_ssize_t begin, Py_ssize_t end) except -9 nogil
     @cython.locals(what=int)
-    cpdef bint match(self, int program, Py_ssize_t event, Py_ssize_t begin, Py_ssize_t end) except? -9
+    cpdef int match(self, int program, Py_ssize_t event, Py_ssize_t begin, Py_ssize_t end) except -9
     @cython.locals(what=int)
     cdef int _match(self, int program, Py_ssize_t begin, Py_ssize_t end) except -9 nogil
     @cython.locals(n=Py_ssize_t, slot=Py_ssize_t)

@@ -104,12 +104,13 @@ class Matcher:
     # The body of a line
 
     def match(self, program, event, begin, end):
-        """Match ``text[begin:end]`` as *event*; True if its values were taken. For the caller's own rows."""
+        """Match ``text[begin:end]`` as *event*, for the caller's own rows: TAKEN (its values were kept), ODD
+        or NEW_REASON."""
         with cython.nogil:
             what = self._match(program, begin, end)
             if what == TAKEN:
                 self._keep_values(event)
-        return what == TAKEN
+        return what
 
     def _match(self, program, begin, end):
         """Try the alternatives that begin at *program*; their values lie after ``used`` if one matches."""
@@ -267,17 +268,7 @@ class Matcher:
         """Where the word at *p* ends."""
         while p < end:
             c = self.text[p]
-            if (
-                c <= 32
-                or c == 44
-                or c == 40
-                or c == 41
-                or c == 124
-                or c == 58
-                or c == 59
-                or c == 91
-                or c == 93
-            ):
+            if c <= 32 or c == 44 or c == 40 or c == 41 or c == 124 or c == 58 or c == 59 or c == 91 or c == 93:
                 break
             p += 1
         return p
@@ -304,12 +295,7 @@ class Matcher:
                 return -1
             self.matched &= MASK32
             return done
-        if (
-            stop + 5 <= end
-            and self.text[stop] == 32
-            and self.text[stop + 1] == 101
-            and self.text[stop + 2] == 120
-        ):
+        if stop + 5 <= end and self.text[stop] == 32 and self.text[stop + 1] == 101 and self.text[stop + 2] == 120:
             if self.text[stop + 3] == 99 and self.text[stop + 4] == 112:
                 stop += 5  # "PF excp": the only reasons of two words
         word = self._lookup(REASONS, p, stop)

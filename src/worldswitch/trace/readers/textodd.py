@@ -100,9 +100,7 @@ def odd_event(line: str) -> OddEvent | None:
     found = _BARE.match(line)
     while found and found["event"] not in FORMS:
         found = _BARE.match(line, found.end("event"))
-    head = found and _BARE_HEAD.match(
-        line[: found.start("event")].removesuffix("kvm:").removesuffix("kvmmmu:")
-    )
+    head = found and _BARE_HEAD.match(line[: found.start("event")].removesuffix("kvm:").removesuffix("kvmmmu:"))
     if not found or not head or (head["name"] and not head["seconds"]):
         return None
     if head["seconds"]:

@@ -49,9 +49,7 @@ class Scanner(Matcher):
         self.line_end = 0
         self.last_block = False
         self.headed = False
-        self.order, self.time, self.cpu, self.tid, self.pid, self.body_from, self.body_to, self.row_at = (
-            found[:8]
-        )
+        self.order, self.time, self.cpu, self.tid, self.pid, self.body_from, self.body_to, self.row_at = found[:8]
         self.counts, self.other_from, self.other_to = found[9], found[11], found[12]
         self.tid_seen, self.comm_tid, self.comm_from, self.comm_to = found[13:]
         self.n = 0
@@ -177,11 +175,7 @@ class Scanner(Matcher):
         i = begin + 1
         what = OTHER
         while i < end:
-            if (
-                self.text[i] == 58
-                and 48 <= self.text[i - 1] <= 57
-                and (i + 1 < end and self.text[i + 1] <= 32)
-            ):
+            if self.text[i] == 58 and 48 <= self.text[i - 1] <= 57 and (i + 1 < end and self.text[i + 1] <= 32):
                 left = self._number_before(i, begin)
                 if left >= 0 and self._find_event(i + 1, end):
                     what = self._find_who(begin, left)
