@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
-from importlib.resources import files
+from pkgutil import get_data
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -138,7 +138,7 @@ class _Known(NamedTuple):
 def _known() -> _Known:
     import tomllib
 
-    document = tomllib.loads(files("worldswitch.kvm").joinpath("facts.toml").read_text(encoding="utf-8"))
+    document = tomllib.loads((get_data(__package__, "facts.toml") or b"").decode("utf-8"))
     facts = {name: Fact(id=name, **entry) for name, entry in document["facts"].items()}
     names = {module: frozenset(given) for module, given in document["parameters"].items()}
     return _Known(*(MappingProxyType(part) for part in (document["lines"], facts, document["debian"], names)))

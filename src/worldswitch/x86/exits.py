@@ -11,8 +11,8 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
-from pkgutil import get_data
 from pathlib import Path
+from pkgutil import get_data
 from types import MappingProxyType
 from typing import Any
 
