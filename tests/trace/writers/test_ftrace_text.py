@@ -8,10 +8,12 @@ import pytest
 from hypothesis import given, settings
 
 from traces import DATA, flat, perf_recording, trace_dat_recording, traces
+from worldswitch.record.formats import parse_format
 from worldswitch.record.trace import Batch, Meta, Trace
 from worldswitch.trace.readers.source import Input
 from worldswitch.trace.readers.text import TextTrace
 from worldswitch.trace.writers.ftrace_text import write_ftrace_text
+from worldswitch.trace.writers.printfmt import printer
 
 
 def text_of_trace(trace: Trace) -> str:
@@ -54,13 +56,47 @@ def test_what_tracefs_printed_is_printed_again(name: str) -> None:
     again = text_of_trace(read(original))
 
     def bodies(text: str) -> list[str]:
-        found = re.findall(
-            r"^.*?(\w+)-(\d+) .*? +(\d+\.\d{6})(?:000)?: (kvm_(?:exit|entry|cr|fpu): .*)$", text, re.M
-        )
+        found = re.findall(r"^.*?(\w+)-(\d+) .*? +(\d+\.\d{6})(?:000)?: (kvm_(?:exit|entry|cr|fpu): .*)$", text, re.M)
         return [" ".join(groups) for groups in found]
 
     assert bodies(again) == bodies(original.decode())
     assert len(bodies(again)) > 20
+
+
+# Bits of the role field, from union kvm_mmu_page_role of 5.10 and 6.1 (arch/x86/include/asm/kvm_host.h).
+ROLE = {
+    "level": (0, 15),
+    "quadrant": (5, 3),
+    "direct": (7, 1),
+    "access": (8, 7),
+    "invalid": (11, 1),
+    "efer_nx": (12, 1),
+}
+
+
+@pytest.mark.parametrize(
+    "name", ["vmx-5.10-ept/wp.trace.dat", "vmx-6.1-ept/wp.trace.dat", "vmx-5.10-shadow/wp.trace.dat"]
+)
+@pytest.mark.parametrize("event", ["kvm_mmu_get_page", "kvm_mmu_prepare_zap_page"])
+def test_pages_of_the_mmu_are_read_back_with_their_role(name: str, event: str) -> None:
+    trace = trace_dat_recording(name)
+    mine = trace.table(event)
+    theirs = read(text_of_trace(trace).encode()).table(event)
+    for column in ("time", "gfn", "root_count", "unsync"):
+        assert theirs[column].tolist() == mine[column].tolist()
+    for member, (bit, mask) in ROLE.items():
+        assert theirs[member].astype(int).tolist() == (mine["role"] >> bit & mask).astype(int).tolist()
+    assert len(mine["time"]) > 1
+
+
+def test_the_role_of_linux_7_2_has_a_wider_access() -> None:
+    form = trace_dat_recording("vmx-6.1-ept/wp.trace.dat").formats["kvm_mmu_prepare_zap_page"]
+    letters = ["".join(c if n >> i & 1 else "-" for i, c in enumerate("rwux")) for n in range(16)]
+    names = ", ".join(f'"{name}"' for name in letters)
+    text = re.sub(r"(access_str\[\] = \{)[^}]*", rf"\1 {names} ", form.text)
+    columns = {"gfn": np.array([5], "u8"), "role": np.array([1 << 12 | 0b1101 << 8 | 3], "u4")}
+    (line,) = printer(parse_format(text, "kvmmmu"))(columns, 1)
+    assert line == "sp gen 0 gfn 5 l3 8-byte q0 r-ux invalid !nxe ad root 0 sync"
 
 
 def test_hostile_names_and_texts_stay_on_their_line() -> None:

@@ -10,12 +10,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from traces import flat, perf_recording, text_of, traces
+from traces import DATA, flat, perf_recording, text_of, traces
 from worldswitch.errors import UsageError
 from worldswitch.record.formats import parse_format
 from worldswitch.record.trace import Batch, Meta, Trace
 from worldswitch.trace.readers.perfdata import PerfData
 from worldswitch.trace.readers.source import Input
+from worldswitch.trace.readers.text import TextTrace
 from worldswitch.trace.writers.perfdata import PerfOptions, write_perfdata
 
 WAYS = {
@@ -55,9 +56,7 @@ def perf(*arguments: str, stdin: Path | None = None) -> str:
 
 
 def stat_report(file: Path) -> str:
-    done = subprocess.run(
-        ["perf", "kvm", "--host", "-i", file, "stat", "report"], capture_output=True, check=True
-    )
+    done = subprocess.run(["perf", "kvm", "--host", "-i", file, "stat", "report"], capture_output=True, check=True)
     return (done.stdout + done.stderr).decode()
 
 
@@ -137,9 +136,7 @@ def many_cpus() -> Trace:
     n = np.arange(100)
     tid = np.full(100, 5, np.int32)
     cpu = (n % 4).astype(np.int32)
-    batch = Batch(
-        ("kvm_cr",), np.zeros(100, np.uint16), n * 1000 + 10**9, cpu, tid, tid, ({"rw": n.astype("u4")},)
-    )
+    batch = Batch(("kvm_cr",), np.zeros(100, np.uint16), n * 1000 + 10**9, cpu, tid, tid, ({"rw": n.astype("u4")},))
     return Trace([batch], Meta(), {"kvm_cr": form})
 
 
@@ -177,3 +174,16 @@ def test_a_file_needs_an_output_that_seeks() -> None:
 
     with pytest.raises(UsageError, match="pipe form"):
         write_perfdata(Trace(), Pipe())
+
+
+@pytest.mark.needs("perf")
+@pytest.mark.parametrize("name", ["vmx-5.10-ept", "vmx-7.2-ept", "vmx-6.1-shadow"])
+def test_perf_prints_events_that_came_as_text(name: str, tmp_path: Path) -> None:
+    original = (DATA / name / "trace.txt").read_bytes()
+    ours = tmp_path / "perf.data"
+    ours.write_bytes(written(Trace.read(TextTrace(Input.from_bytes(original)))))
+    lines = perf("script", "-F", "comm,tid,cpu,time,event,trace", "-i", str(ours)).splitlines()
+    theirs = [re.match(r"\s*(\S+)\s+(\d+) \[(\d+)\] +(\S+): +kvm\w*:(\w+): *(.*)", line).groups() for line in lines]  # type: ignore[union-attr]
+    wanted = re.findall(r"^ *(\S+)-(\d+) +\[(\d+)\].*? +(\d+\.\d+): (\w+): *(.*)$", original.decode(), re.M)
+    assert [tuple(map(str.strip, row)) for row in theirs] == [tuple(map(str.strip, row)) for row in wanted]
+    assert len(wanted) > 20

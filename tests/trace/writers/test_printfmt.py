@@ -109,9 +109,7 @@ def test_lines_are_those_perf_script_prints(name: str, plain_recording, tmp_path
     script = subprocess.run(
         ["perf", "script", "-F", "event,trace", "-i", plain_recording(name)], capture_output=True, check=True
     )
-    theirs = [
-        (found[1], found[2].rstrip()) for found in re.finditer(r"kvm\w*:(\w+): ?(.*)", script.stdout.decode())
-    ]
+    theirs = [(found[1], found[2].rstrip()) for found in re.finditer(r"kvm\w*:(\w+): ?(.*)", script.stdout.decode())]
     trace = perf_recording(name)
     ours = []
     for batch in trace.batches():

@@ -73,9 +73,7 @@ def test_our_reader_reads_any_trace_back(way: TraceDatOptions, trace: Trace) -> 
 @settings(max_examples=25, deadline=None)
 @given(trace=traces(processes=False, most_gap=1 << 61))
 def test_gaps_that_no_delta_can_say_come_back(trace: Trace) -> None:
-    ordered = [
-        batch for batch in trace.batches() if (np.diff(batch.time) >= 0).all() and batch.time[-1] < 2**62
-    ]
+    ordered = [batch for batch in trace.batches() if (np.diff(batch.time) >= 0).all() and batch.time[-1] < 2**62]
     once = Trace(ordered[:1], trace.meta, trace.formats)
     assert by_cpu(read(written(once))) == by_cpu(once)
 

@@ -40,8 +40,6 @@ class Catalog:
         made = self._generated.get(name)
         if made is None:
             taken = {f.id for f in (*self._source.formats.values(), *self._generated.values())}
-            number = next(
-                i for i in range(own.id if own else 300, 1 << 16) if i not in taken or (own and i == own.id)
-            )
+            number = next(i for i in range(own.id if own else 300, 1 << 16) if i not in taken or (own and i == own.id))
             made = self._generated[name] = generated(name, columns, number)
         return made

@@ -64,9 +64,7 @@ def event_formats(formats: Iterable[EventFormat]) -> bytes:
 
 def command_lines(comms: Mapping[int, str]) -> bytes:
     """``tid comm`` lines, as tracefs ``saved_cmdlines`` has them."""
-    lines = (
-        f"{tid} {one_line(comm)}\n".encode("utf-8", "backslashreplace") for tid, comm in sorted(comms.items())
-    )
+    lines = (f"{tid} {one_line(comm)}\n".encode("utf-8", "backslashreplace") for tid, comm in sorted(comms.items()))
     return b"".join(lines)
 
 

@@ -40,9 +40,7 @@ class Layout:
         return tuple(f for f in self.event.fields if f.kind in (Kind.DYNAMIC, Kind.RELATIVE))
 
 
-def layout(
-    event: EventFormat, head: list[tuple[str, str, int]], head_bytes: int, multiple: int
-) -> Layout | None:
+def layout(event: EventFormat, head: list[tuple[str, str, int]], head_bytes: int, multiple: int) -> Layout | None:
     """The layout of *event*, or None if its fixed part alone is larger than any record can be.
 
     Args:

@@ -40,9 +40,7 @@ def write_ftrace_text(source: EventSource, stream: IO[str]) -> Written:
                 continue
             columns = batch.tables[index]
             if name not in printers:
-                printers[name] = (
-                    plain_printer if list(columns) == ["text"] else printer(catalog.format(name, columns))
-                )
+                printers[name] = plain_printer if list(columns) == ["text"] else printer(catalog.format(name, columns))
             label = printable(name.removesuffix(":unparsed").rpartition(":")[2])
             lines[rows] = [f"{label}: {text}" for text in printers[name](columns, len(rows))]
         stream.write(_text(batch, lines.tolist(), source.meta.comms, tgids))

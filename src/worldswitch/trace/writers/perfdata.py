@@ -93,9 +93,7 @@ class _Writer:
             self._stream_features()
         else:
             if not self.stream.seekable():
-                raise UsageError(
-                    "perf.data as a file needs an output that can seek; write its pipe form instead"
-                )
+                raise UsageError("perf.data as a file needs an output that can seek; write its pipe form instead")
             self.stream.write(bytes(perfheader.HEADER_BYTES))
         start = perfheader.HEADER_BYTES
         for batch in self.source.batches():
@@ -151,9 +149,7 @@ class _Writer:
         for name, form in forms.items():
             if name not in self.events:
                 where = layout(form, self.sample.head, self.sample.head_bytes, 8)
-                self.events[name] = event = (
-                    None if where is None else _Event(form, where, len(self.events) + 1)
-                )
+                self.events[name] = event = None if where is None else _Event(form, where, len(self.events) + 1)
                 new += [event] if event else []
         if self.options.pipe and new:
             self._announce(new)
@@ -266,9 +262,7 @@ class _Writer:
         meta = self.source.meta
         features = dict(self._features())
         features[perfheader.TRACING_DATA] = tracing_data((e.format for e in used), meta.comms)
-        described = [
-            (f"{e.format.system}:{e.format.name}", self.sample.attribute(e.format.id), e.id) for e in used
-        ]
+        described = [(f"{e.format.system}:{e.format.name}", self.sample.attribute(e.format.id), e.id) for e in used]
         features[perfheader.EVENT_DESC] = perfheader.event_descriptions(described)
         if meta.first_ns is not None and meta.last_ns is not None:
             features[perfheader.SAMPLE_TIME] = struct.pack("<qq", meta.first_ns, meta.last_ns)

@@ -29,13 +29,29 @@ _CONVERSION = re.compile(
     r"%(?:(?P<flags>[-+ 0#]*)(?P<width>\d*)(?:\.(?P<precision>\d+))?"
     r"(?P<length>hh|h|ll|l|z|t|L)?(?P<kind>[diuxXocsp])|%)"
 )
-_BINARY = tuple(
-    level.split() for level in ("||", "&&", "|", "^", "&", "== !=", "< > <= >=", "<< >>", "+ -", "* / %")
-)
+_BINARY = tuple(level.split() for level in ("||", "&&", "|", "^", "&", "== !=", "< > <= >=", "<< >>", "+ -", "* / %"))
 _PYTHON = {"||": "or", "&&": "and", "/": "//"}
 _WIDEST = 64
 _LONGEST = 1 << 16
 _CAST = re.compile(r"(?:unsigned|signed|int|long|short|char|(?:__)?[us](?:8|16|32|64)|bool|\w+_t)\Z")
+
+
+# Events of MMU pages print through a GNU statement expression: the role word taken apart, then trace_seq_printf.
+_STATEMENT = re.compile(
+    r"\(\{[^;]*;\s*static const char \*access_str\[\] = \{(?P<names>[^}]*)\};\s*union kvm_mmu_page_role role;"
+    r"\s*role\.word = REC->role;\s*trace_seq_printf\(p, (?P<call>[^;]*)\);\s*saved_ptr;\s*\}\)"
+)
+_ROLE = {"level": (0, 4), "has_4_byte_gpte": (4, 1), "quadrant": (5, 2), "direct": (7, 1), "access": (8, 3)} | {
+    "invalid": (11, 1),
+    "efer_nx": (12, 1),
+    "cr0_wp": (13, 1),
+    "ad_disabled": (16, 1),
+}
+"""Lowest bit and width in union kvm_mmu_page_role (arch/x86/include/asm/kvm_host.h) of 5.10 to 6.12."""
+_NEWER_ROLE = _ROLE | {"access": (8, 4), "invalid": (12, 1), "efer_nx": (13, 1), "cr0_wp": (14, 1)}
+"""The same since access has a fourth bit, for reading (7.2)."""
+_OLDER_ROLE = {"gpte_is_8_bytes": "has_4_byte_gpte", "nxe": "efer_nx"}
+"""Names of 5.10 for bits at the same place."""
 
 
 class _Unknown(Exception):
@@ -47,7 +63,7 @@ def printer(event: EventFormat) -> Printer:
     _, found, text = event.text.partition("print fmt:")
     if found and len(text) < _LONGEST:
         try:
-            return _Translation(event, text).printer()
+            return _Translation(event, _STATEMENT.sub(_page, text)).printer()
         except (_Unknown, RecursionError, SyntaxError, ValueError, MemoryError):
             pass
     return plain_printer
@@ -59,6 +75,18 @@ def plain_printer(columns: Columns, n: int) -> list[str]:
         return [printable(str(text)) for text in columns["text"]]
     shown = [[f"{name}={_shown(value)}" for value in _values(column)] for name, column in columns.items()]
     return [" ".join(row) for row in zip(*shown, strict=True)] if shown else [""] * n
+
+
+def _page(found: re.Match[str]) -> str:
+    """The statement expression as a call of the pseudo-function ``__printf``."""
+    names = re.findall(r'"([^"]*)"', found["names"])
+    role = _NEWER_ROLE if len(names) > 8 else _ROLE
+    places = {name: f"((REC->role >> {bit}) & {(1 << width) - 1})" for name, (bit, width) in role.items()}
+    places |= {old: places[new] for old, new in _OLDER_ROLE.items()}
+    table = ", ".join(f'{{ {number}, "{name}" }}' for number, name in enumerate(names))
+    call = re.sub(r"access_str\[(role\.access)\]", rf"__print_symbolic(\1, {table})", found["call"])
+    call = re.sub(r"role\.(\w+)", lambda member: places.get(member[1], "?"), call)
+    return f"__printf({call})"
 
 
 def _shown(value: Any) -> str:
@@ -95,13 +123,9 @@ class _Translation:
         self._next()
 
     def printer(self) -> Printer:
-        format_text = self._string()
-        arguments = []
-        while self._take(","):
-            arguments.append(self._ternary())
+        source = self._printf()
         if self._token[0] != "end":
             raise _Unknown
-        source = f"{_python_format(format_text)!r} % ({_arguments(format_text, arguments)})"
         names = tuple(self._used)
         variables = "".join(f"{variable}, " for variable in self._used.values())
         listing = f"[{source} for {variables} in zip({variables})]" if names else f"[{source}] * n"
@@ -118,6 +142,14 @@ class _Translation:
                 return plain_printer(columns, n)
 
         return printed
+
+    def _printf(self) -> str:
+        """A format and its arguments."""
+        format_text = self._string()
+        arguments = []
+        while self._take(","):
+            arguments.append(self._ternary())
+        return f"({_python_format(format_text)!r} % ({_arguments(format_text, arguments)}))"
 
     def _next(self) -> None:
         found = _TOKEN.match(self._text, self._at)
@@ -144,9 +176,7 @@ class _Translation:
         """One or more literals that stand together."""
         parts = []
         while self._token[0] == "string":
-            parts.append(
-                re.sub(r"\\(.)", lambda m: {"n": "\n", "t": "\t"}.get(m[1], m[1]), self._token[1][1:-1])
-            )
+            parts.append(re.sub(r"\\(.)", lambda m: {"n": "\n", "t": "\t"}.get(m[1], m[1]), self._token[1][1:-1]))
             self._next()
         if not parts:
             raise _Unknown
@@ -237,6 +267,10 @@ class _Translation:
             self._next()
             self._expect(")")
             return self._field(field)
+        if name == "__printf":
+            line = self._printf()
+            self._expect(")")
+            return line
         value = self._ternary()
         if name in ("__print_symbolic", "__print_flags"):
             delimiter = ""
@@ -326,7 +360,7 @@ def _arguments(text: str, arguments: list[str]) -> str:
         if kind == "s":
             made.append(argument)
         elif kind == "c":
-            made.append(f"chr({argument} & 127)")
+            made.append(f"(chr({argument} & 127) if {argument} else '')")
         elif kind in ("d", "i"):
             made.append(f"((({argument}) + {1 << (bits - 1)} & {(1 << bits) - 1}) - {1 << (bits - 1)})")
         else:

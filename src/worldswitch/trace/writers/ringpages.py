@@ -154,9 +154,7 @@ class RingPages:
         delta: NDArray[np.int64],
     ) -> None:
         """The time records before those that need one."""
-        kind, value = (
-            (_TIME_STAMP, time & ((1 << _STAMP_BITS) - 1)) if self._absolute else (_TIME_EXTEND, delta)
-        )
+        kind, value = (_TIME_STAMP, time & ((1 << _STAMP_BITS) - 1)) if self._absolute else (_TIME_EXTEND, delta)
         low = (value & ((1 << _DELTA_BITS) - 1)) << 5 | kind
         out[starts // 4 - 2] = low.astype(np.uint32)
         out[starts // 4 - 1] = (value >> _DELTA_BITS).astype(np.uint32)
@@ -218,9 +216,7 @@ def _page_starts(sizes: NDArray[np.intp], breaks: list[int], room: int) -> NDArr
     return np.array(firsts, np.intp)
 
 
-def _positions(
-    sizes: NDArray[np.intp], firsts: NDArray[np.intp]
-) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+def _positions(sizes: NDArray[np.intp], firsts: NDArray[np.intp]) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
     """The byte each record begins at, and the bytes used of each page."""
     ends = np.cumsum(sizes)
     begins = ends - sizes

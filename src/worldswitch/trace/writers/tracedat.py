@@ -47,9 +47,7 @@ class TraceDatOptions:
         if self.version not in (6, 7):
             raise UsageError(f"trace.dat has no version {self.version}; 6 and 7 can be written")
         if self.compression not in COMPRESSIONS:
-            raise UsageError(
-                f"no compression {self.compression!r} for trace.dat; there are {', '.join(COMPRESSIONS)}"
-            )
+            raise UsageError(f"no compression {self.compression!r} for trace.dat; there are {', '.join(COMPRESSIONS)}")
         if self.version == 6 and self.compression != "none":
             raise UsageError("trace.dat version 6 has no compression; write version 7, or compression none")
 
@@ -81,9 +79,7 @@ class _Spool:
         self.options = options
         self.written = Written()
         compress = compressor(options.compression)
-        self.buffers = {
-            name: RingPages(options.absolute, compress) for name in ("", *options.instances.values())
-        }
+        self.buffers = {name: RingPages(options.absolute, compress) for name in ("", *options.instances.values())}
         self.formats: dict[str, EventFormat] = {}
         self._layouts: dict[str, Layout] = {}
         self._catalog = Catalog(source)
@@ -166,11 +162,7 @@ def _version_6(spool: _Spool, stream: IO[bytes]) -> None:
     )
     options = list(_host_options(spool))
     instances = {name: buffer for name, buffer in spool.buffers.items() if name}
-    fixed = (
-        sum(6 + len(data) for _, data in options)
-        + sum(6 + 8 + len(encoded(name)) + 1 for name in instances)
-        + 2
-    )
+    fixed = sum(6 + len(data) for _, data in options) + sum(6 + 8 + len(encoded(name)) + 1 for name in instances) + 2
     table_bytes = 10 + 16 * spool.cpus
     tables_at = len(head) + fixed
     data_at = up(tables_at + table_bytes * len(spool.buffers), PAGE)
@@ -219,9 +211,7 @@ def _version_7(spool: _Spool, stream: IO[bytes]) -> None:
     options += _buffer_options(spool, data_at)
     options.append((_DONE, struct.pack("<Q", 0)))
     listed = b"".join(struct.pack("<HI", number, len(data)) + data for number, data in options)
-    stream.write(
-        start + struct.pack("<Q", options_at) + sections + _section(_OPTIONS, len(strings), listed, None)
-    )
+    stream.write(start + struct.pack("<Q", options_at) + sections + _section(_OPTIONS, len(strings), listed, None))
     strings += b"options\0"
     _flyrecords(spool, stream, data_at, len(strings))
     strings += b"buffer flyrecord\0"
