@@ -15,7 +15,7 @@ from typing import Any, ParamSpec, TypeVar
 from worldswitch.errors import UnknownNameError
 from worldswitch.kvm import facts as _facts
 
-_MODULES = ("ownership", "control_registers")
+_MODULES = ("ownership", "control_registers", "vmcreate")
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
