@@ -7,6 +7,16 @@ GIL may be released; ``with cython.nogil:`` says it in the source, and does noth
 from __future__ import annotations
 
 import contextlib
+from typing import Any
 
 compiled = False
 nogil = contextlib.nullcontext()
+
+
+def views(*arrays: Any) -> list[Any]:
+    """Each array as a memoryview.
+
+    Compiled loops take them as they take arrays; uncompiled, their items are Python's integers, which neither
+    overflow nor warn as numpy's would.
+    """
+    return [memoryview(array) for array in arrays]

@@ -58,19 +58,13 @@ def _version(ctx: click.Context, _param: click.Parameter, value: bool) -> None:
 
     from worldswitch.trace import pairing
 
-    compiled = (
-        "compiled"
-        if not str(pairing.__file__).endswith(".py")
-        else "not compiled: slow, install a C compiler"
-    )
+    compiled = "compiled" if not str(pairing.__file__).endswith(".py") else "not compiled: slow, install a C compiler"
     click.echo(f"wsw {version('worldswitch')} ({compiled})")
     ctx.exit()
 
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
-@click.option(
-    "--version", is_flag=True, is_eager=True, expose_value=False, callback=_version, help="Show the version."
-)
+@click.option("--version", is_flag=True, is_eager=True, expose_value=False, callback=_version, help="Show the version.")
 def wsw() -> None:
     """World switches of KVM guests: what they cost, why they happen, and what would remove them."""
 
@@ -95,7 +89,7 @@ def main(args: list[str] | None = None) -> None:
         status = INTERRUPTED
     except BrokenPipeError:
         # The reader of our output has gone; it has all it wanted.
-        sys.stdout = None  # type: ignore[assignment]
+        sys.stdout = None
         status = DONE
     except RecursionError:
         status = _fail("the input nests too deeply", USAGE)

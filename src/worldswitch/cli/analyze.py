@@ -22,16 +22,10 @@ SHOWN = 20
 @click.command()
 @click.argument("traces", nargs=-1, required=True, metavar="TRACE...")
 @options.filters
-@click.option(
-    "--by", "by", metavar="KEYS", help="Rows of the exit table: some of reason,vcpu,vm. [default: reason]"
-)
-@click.option(
-    "--top", type=click.IntRange(0), default=5, show_default=True, help="Hot places of each kind to list."
-)
+@click.option("--by", "by", metavar="KEYS", help="Rows of the exit table: some of reason,vcpu,vm. [default: reason]")
+@click.option("--top", type=click.IntRange(0), default=5, show_default=True, help="Hot places of each kind to list.")
 @options.exit_tables
-@click.option(
-    "--fail-on", "fail_on", multiple=True, metavar="DETECTOR", help="Exit with 1 if it saw something."
-)
+@click.option("--fail-on", "fail_on", multiple=True, metavar="DETECTOR", help="Exit with 1 if it saw something.")
 @options.as_json
 @options.as_python
 def analyze(
@@ -51,8 +45,8 @@ def analyze(
 ) -> int:
     """Say what the world switches in each TRACE cost, and why they happened.
 
-    TRACE is a perf.data, a trace.dat, text of tracefs, trace-cmd report or perf script (also as pasted into a mail), strace
-    output, or a table of perf kvm stat, kvm_stat or kvm-unit-tests; plain or compressed; - is standard input.
+    TRACE is a perf.data, a trace.dat, text of tracefs, trace-cmd report or perf script (also as pasted into a mail),
+    strace output, or a table of perf kvm stat, kvm_stat or kvm-unit-tests; plain or compressed; - is standard input.
     """
     from worldswitch.trace.detect import DETECTORS
 

@@ -41,11 +41,7 @@ def _parts(result: Account, shown: int) -> Iterator[str]:
 
 def _about(result: Account) -> str:
     meta = result.meta
-    span = (
-        format_ns(meta.last_ns - meta.first_ns)
-        if meta.first_ns is not None and meta.last_ns is not None
-        else None
-    )
+    span = format_ns(meta.last_ns - meta.first_ns) if meta.first_ns is not None and meta.last_ns is not None else None
     events = sum(meta.events.values())
     lost = f", {meta.lost} lost" if meta.lost else ""
     skipped = f", {meta.skipped_lines} lines that are no events" if meta.skipped_lines else ""
@@ -55,9 +51,7 @@ def _about(result: Account) -> str:
             (
                 "host",
                 ", ".join(
-                    part
-                    for part in (meta.cpu_model or meta.vendor, f"{meta.cpus} CPUs" if meta.cpus else None)
-                    if part
+                    part for part in (meta.cpu_model or meta.vendor, f"{meta.cpus} CPUs" if meta.cpus else None) if part
                 ),
             ),
             ("kernel", meta.kernel),
@@ -70,10 +64,7 @@ def _exits(result: Account, shown: int) -> str:
     if not result.exits:
         return "" if result.tables else "No exits: the trace holds no kvm_exit events.\n"
     whole = result.total_ns or 1
-    keyed = [
-        (name, any(getattr(row, name) is not None for row in result.exits))
-        for name in ("vm", "vcpu", "reason")
-    ]
+    keyed = [(name, any(getattr(row, name) is not None for row in result.exits)) for name in ("vm", "vcpu", "reason")]
     keys = [name for name, used in keyed if used]
     is_open = any(row.open for row in result.exits)
     has_user = any(row.user_ns for row in result.exits)
@@ -85,9 +76,7 @@ def _exits(result: Account, shown: int) -> str:
         times = (row.mean_ns, row.p50_ns, row.p95_ns, row.p99_ns, row.max_ns)
         cells = [*(getattr(row, key) for key in keys), f"{row.count:,}", format_ns(row.total_ns)]
         cells += [f"{row.total_ns / whole:.1%}", *map(format_ns, times)]
-        cells += (
-            [format_ns(row.user_ns)] * has_user + [row.open or None] * is_open + [row.nested or None] * nested
-        )
+        cells += [format_ns(row.user_ns)] * has_user + [row.open or None] * is_open + [row.nested or None] * nested
         rows.append(cells)
     title = f"{result.count:,} exits, {format_ns(result.total_ns)} outside the guest"
     rest = len(result.exits) - shown
@@ -105,9 +94,7 @@ def _cr_writes(result: Account) -> str:
             if row.changed
             else ("nothing" if row.changed is not None else f"? ({row.why_unknown})")
         )
-        notes = [f"{row.inferred} inferred"] * bool(row.inferred) + [f"{row.faulted} faulted"] * bool(
-            row.faulted
-        )
+        notes = [f"{row.inferred} inferred"] * bool(row.inferred) + [f"{row.faulted} faulted"] * bool(row.faulted)
         mean = format_ns(row.total_ns / row.count) if row.count else None
         rows.append(
             (
@@ -155,8 +142,9 @@ def _other_tables(result: Account, shown: int) -> Iterator[str]:
     for name, rows in result.tables.items():
         if rows:
             cells = [tuple(_cell(column, value) for column, value in row.items()) for row in rows[:shown]]
-            columns = tuple(column.removesuffix("_ns") for column in rows[0])
-            yield table(columns, cells, name, left=(columns[0],))
+            columns = tuple(column.removesuffix("_ns").replace("_percent", " %") for column in rows[0])
+            texts = [c for c, value in zip(columns, rows[0].values(), strict=True) if isinstance(value, str)]
+            yield table(columns, cells, name, left=texts)
 
 
 def _cell(column: str, value: object) -> object:

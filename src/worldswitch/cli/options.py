@@ -25,9 +25,7 @@ def as_json(command: F) -> F:
 
 def as_python(command: F) -> F:
     """``--python``: print the Python that does the same, and do nothing."""
-    return click.option("--python", "as_python", is_flag=True, help="Print the API calls that do the same.")(
-        command
-    )
+    return click.option("--python", "as_python", is_flag=True, help="Print the API calls that do the same.")(command)
 
 
 def filters(command: F) -> F:
@@ -36,17 +34,13 @@ def filters(command: F) -> F:
         (
             click.option("--vcpu", type=click.IntRange(0), help="Only this vCPU."),
             click.option("--pid", "tid", type=int, help="Only this thread, by the id in the trace."),
-            click.option(
-                "--vm", type=int, help="Only this VM: its process id (or thread id: see vm_identity)."
-            ),
+            click.option("--vm", type=int, help="Only this VM: its process id (or thread id: see vm_identity)."),
             click.option(
                 "--time",
                 metavar="A:B",
                 help="Only exits from A to B on the trace's clock, such as 36.2:36.3.",
             ),
-            click.option(
-                "--reason", "reasons", multiple=True, help="Only this exit reason; may be repeated."
-            ),
+            click.option("--reason", "reasons", multiple=True, help="Only this exit reason; may be repeated."),
             click.option("--than", metavar="DURATION", help="Only exits that took longer, such as 1ms."),
         )
     ):
@@ -109,9 +103,7 @@ def make_filter(
         number = reason_number(name, None, tables)
         if number is None:
             names = [n for isa in (tables or builtin()).isas.values() for n in isa.numbers]
-            raise UnknownNameError(
-                "exit reason", name, names, "wsw analyze without --reason lists those of a trace."
-            )
+            raise UnknownNameError("exit reason", name, names, "wsw analyze without --reason lists those of a trace.")
         numbers.add(number)
     only = Filter(
         parse_time(time),

@@ -1,4 +1,5 @@
-"""Progress of long reads: a bar on a terminal, a plain line every few seconds elsewhere; nothing in the first second."""
+"""Progress of long reads: a bar on a terminal, a plain line every few seconds elsewhere; nothing in the first
+second."""
 
 from __future__ import annotations
 

@@ -77,27 +77,23 @@ class Batch:
             rank[mine] = np.arange(np.count_nonzero(mine))
             rows = rank[positions[order == index]]
             tables.append({name: column[rows] for name, column in columns.items()})
-        common = (getattr(self, name)[positions] for name in COMMON)
-        return Batch(self.events, order, *common, tuple(tables))
+        time, cpu, tid, pid = (getattr(self, name)[positions] for name in COMMON)
+        return Batch(self.events, order, time, cpu, tid, pid, tuple(tables))
 
     def cut(self, at: int) -> tuple[Batch, Batch]:
         """The first *at* events and the rest, as views."""
         rows = np.bincount(self.order[:at], minlength=len(self.events)).tolist()
-        head, tail = (
-            Batch(
-                self.events,
-                *(getattr(self, name)[part] for name in ("order", *COMMON)),
-                tuple(
-                    {
-                        name: column[:row] if part.start is None else column[row:]
-                        for name, column in columns.items()
-                    }
-                    for columns, row in zip(self.tables, rows, strict=True)
-                ),
-            )
-            for part in (slice(None, at), slice(at, None))
+        return self._part(slice(None, at), [slice(None, row) for row in rows]), self._part(
+            slice(at, None), [slice(row, None) for row in rows]
         )
-        return head, tail
+
+    def _part(self, part: slice, rows: list[slice]) -> Batch:
+        order, time, cpu, tid, pid = (getattr(self, name)[part] for name in ("order", *COMMON))
+        tables = tuple(
+            {name: column[mine] for name, column in columns.items()}
+            for columns, mine in zip(self.tables, rows, strict=True)
+        )
+        return Batch(self.events, order, time, cpu, tid, pid, tables)
 
 
 @dataclass(slots=True)
@@ -261,9 +257,7 @@ class Trace:
         """
         from worldswitch.record.slicing import matching
 
-        return Trace(
-            [batch.take(rows) for batch, rows in matching(self, time, vcpu, vm, tid)], self.meta, self.formats
-        )
+        return Trace([batch.take(rows) for batch, rows in matching(self, time, vcpu, vm, tid)], self.meta, self.formats)
 
     def save(self, path: str | Path) -> None:
         """Write a folder: one Parquet file per event and ``meta.json``. :meth:`load` gives back an equal trace."""

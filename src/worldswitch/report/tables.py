@@ -11,9 +11,7 @@ from worldswitch.errors import printable
 WIDTH = 100
 
 
-def table(
-    columns: Sequence[str], rows: Iterable[Sequence[Any]], title: str = "", left: Iterable[str] = ()
-) -> str:
+def table(columns: Sequence[str], rows: Iterable[Sequence[Any]], title: str = "", left: Iterable[str] = ()) -> str:
     """A table as text.
 
     Args:
@@ -31,7 +29,13 @@ def table(
     drawn = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
     for name in columns:
         is_left = name in flush_left
-        drawn.add_column(name, justify="left" if is_left else "right", no_wrap=not is_left, overflow="fold")
+        drawn.add_column(
+            name,
+            justify="left" if is_left else "right",
+            no_wrap=not is_left,
+            overflow="fold",
+            min_width=8 if is_left else None,
+        )
     for row in rows:
         drawn.add_row(*(Text(printable("-" if cell is None else str(cell))) for cell in row))
     out = StringIO()
@@ -46,3 +50,13 @@ def fields(pairs: Iterable[tuple[str, Any]]) -> str:
     shown = [(name, printable(str(value))) for name, value in pairs if value not in (None, "")]
     width = max((len(name) for name, _ in shown), default=0)
     return "".join(f"{name:<{width}}  {value}\n" for name, value in shown)
+
+
+def paragraphs(title: str, sentences: Iterable[str]) -> str:
+    """A title and one wrapped item per sentence; nothing if there is none."""
+    import textwrap
+
+    items = [
+        textwrap.fill(printable(sentence), WIDTH, initial_indent="- ", subsequent_indent="  ") for sentence in sentences
+    ]
+    return "\n".join([title, *items, ""]) if items else ""

@@ -1,0 +1,1 @@
+"""Statistics in plain numpy; scipy is the oracle in the tests."""

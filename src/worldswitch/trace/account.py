@@ -18,6 +18,7 @@ from worldswitch.trace.ahead import ahead
 from worldswitch.trace.cr_writes import CrWrites, CrWriteTally
 from worldswitch.trace.detect import Detection, Detectors
 from worldswitch.trace.exits import EVENTS, Detail, ExitPairing, ExitRows
+from worldswitch.trace.summaries import TABLES, Summaries
 from worldswitch.trace.tally import Tally
 from worldswitch.x86.exits import ExitTables, isa_name, known, reason_name
 
@@ -86,17 +87,17 @@ class ExitStatistics:
     isa: int
     isa_name: str
     reason: str | None
-    count: int
-    total_ns: int
-    min_ns: int | None
-    mean_ns: float | None
-    p50_ns: int | None
-    p95_ns: int | None
-    p99_ns: int | None
-    max_ns: int | None
-    open: int
-    user_ns: int
-    nested: int
+    count: int = 0
+    total_ns: int = 0
+    min_ns: int | None = None
+    mean_ns: float | None = None
+    p50_ns: int | None = None
+    p95_ns: int | None = None
+    p99_ns: int | None = None
+    max_ns: int | None = None
+    open: int = 0
+    user_ns: int = 0
+    nested: int = 0
     """Exits that came from a nested guest (L2)."""
 
 
@@ -171,9 +172,13 @@ def account(
         hot: How many of each kind of hot place to list.
     """
     book = Bookkeeper(only, by)
-    for batch in ahead(source.batches(EVENTS)):
+    others = Summaries()
+    for batch in ahead(source.batches(EVENTS | dict.fromkeys(TABLES))):
         book.add(book.pairs.feed(batch))
-    return book.close(source.meta, tables, getattr(source, "reason_names", None), hot)
+        others.add(batch)
+    result = book.close(source.meta, tables, getattr(source, "reason_names", None), hot)
+    result.tables = others.tables()
+    return result
 
 
 _KEY_BITS = 44
@@ -234,7 +239,8 @@ class Bookkeeper:
         ):
             if rows.any(flag):
                 where = (rows.flags & flag) != 0
-                tally.add(*(None if part is None else part[where] for part in (number, vm, vcpu)), amounts[where])
+                rest = [None if part is None else part[where] for part in (vm, vcpu)]
+                tally.add(number[where], rest[0], rest[1], amounts[where])
         if rows.any(pairing.TO_USERSPACE):
             where = rows.user > 0
             self._in_user.add(rows.thread[where], vcpu_id[where], None, rows.user[where])
@@ -255,14 +261,6 @@ class Bookkeeper:
         vm = identities(self.pairs)[rows.thread] + 1 if "vm" in self._by else None
         number = _number(rows) if "reason" in self._by else rows.isa.astype(np.uint64) << np.uint64(32)
         return number, vm, rows.vcpu + 1 if "vcpu" in self._by else None
-
-    def _keep_durations(self, group: Array, duration: Array) -> None:
-        """Remember each duration with its group: one u64 where both fit, which sorts fast."""
-        fits = (duration <= _LARGEST) & (group < _GROUPS)
-        if not fits.all():
-            self._odd.append((group[~fits], duration[~fits]))
-            group, duration = group[fits], duration[fits]
-        self._durations.append((group << _KEY_BITS | duration).view(np.uint64))
 
     def close(
         self,
@@ -302,12 +300,24 @@ class Bookkeeper:
         for index, key in enumerate(map(tuple, self._groups.keys.tolist())):
             n, first, total = int(counts[index]), int(begins[index]), int(totals[index])
             p50, p95, p99 = (duration(first + max(0, -(-n * p // 100) - 1)) for p in (50, 95, 99))
-            times = (duration(first), total / n, p50, p95, p99, duration(first + n - 1))
-            rest = open_counts.pop(key, (0, 0))[0], user.get(key, (0, 0))[1], nested.get(key, (0, 0))[0]
-            rows.append(ExitStatistics(*self._labels(key, name, tables), n, total, *times, *rest))
+            rows.append(
+                ExitStatistics(
+                    *self._labels(key, name, tables),
+                    count=n,
+                    total_ns=total,
+                    min_ns=duration(first),
+                    mean_ns=total / n,
+                    p50_ns=p50,
+                    p95_ns=p95,
+                    p99_ns=p99,
+                    max_ns=duration(first + n - 1),
+                    open=open_counts.pop(key, (0, 0))[0],
+                    user_ns=user.get(key, (0, 0))[1],
+                    nested=nested.get(key, (0, 0))[0],
+                )
+            )
         for key, (n, _) in open_counts.items():
-            nothing = (None,) * 6
-            rows.append(ExitStatistics(*self._labels(key, name, tables), 0, 0, *nothing, n, 0, 0))
+            rows.append(ExitStatistics(*self._labels(key, name, tables), open=n))
         rows.sort(key=lambda r: (-r.total_ns, -r.count, -r.open, r.vm or 0, r.vcpu or 0, r.reason or ""))
         return rows
 
@@ -354,9 +364,7 @@ class Bookkeeper:
     def _hottest(self, name: Callable[[int], str], most: int) -> Iterator[Hot]:
         for index in _top(self._rips, most):
             value, number, _ = self._rips.keys[index].tolist()
-            yield Hot(
-                "rip", value, name(number), int(self._rips.counts[index]), int(self._rips.totals[index])
-            )
+            yield Hot("rip", value, name(number), int(self._rips.counts[index]), int(self._rips.totals[index]))
         kinds = self._details.keys[:, 0]
         for kind in Detail:
             mine = np.flatnonzero(kinds == kind)

@@ -59,12 +59,16 @@ class CrWriteTally:
         """Account for the writes among *rows*."""
         if rows.any(pairing.CR_KNOWN):
             known = (rows.flags & pairing.CR_KNOWN) != 0
-            self._known.add(_writer(rows, known), rows.cr_changed[known], rows.rip[known], counted_ns(rows)[known])
+            self._known.add(writer(rows)[known], rows.cr_changed[known], rows.rip[known], counted_ns(rows)[known])
         if rows.any(pairing.CR_SILENT):
             silent = (rows.flags & pairing.CR_SILENT) != 0
-            self._silent.add(_writer(rows, silent), None, None, counted_ns(rows)[silent])
+            self._silent.add(writer(rows)[silent], None, None, counted_ns(rows)[silent])
         if rows.any(pairing.CR_FIRST):
             self._first.append(rows.take((rows.flags & pairing.CR_FIRST) != 0))
+
+    def inference(self) -> Inference:
+        """What first writes changed, from all writes so far."""
+        return Inference(self._known)
 
     def rows(self) -> list[CrWrites]:
         """One row per register and set of changed bits, the costliest first."""
@@ -79,14 +83,18 @@ class CrWriteTally:
             put(key & 0xFF, mask, None, count, total, 0, count if key & _FAULTED else 0)
         for (key, _, _), count, total in _items(self._silent):
             put(key & 0xFF, None, NO_VALUE, count, total, 0, count if key & _FAULTED else 0)
-        infer = Inference(self._known)
+        infer = self.inference()
         for rows in self._first:
-            ns, everywhere = counted_ns(rows), np.ones(len(rows), np.bool_)
+            ns = counted_ns(rows)
             for key, cr, rip, total in zip(
-                _writer(rows, everywhere).tolist(), rows.cr.tolist(), rows.rip.tolist(), ns.tolist(), strict=True
+                writer(rows).tolist(),
+                rows.cr.tolist(),
+                rows.rip.tolist(),
+                ns.tolist(),
+                strict=True,
             ):
                 faulted = int(bool(key & _FAULTED))
-                mask = infer.first_write(key & ~_FAULTED, rip)
+                mask = infer.first_write(key, rip)
                 put(
                     cr,
                     mask,
@@ -97,8 +105,8 @@ class CrWriteTally:
                     faulted,
                 )
         result = [
-            CrWrites(cr, None if mask is None else bit_names(cr, mask), *amounts, why)
-            for (cr, mask, why), amounts in sums.items()
+            CrWrites(cr, None if mask is None else bit_names(cr, mask), count, total, inferred, faulted, why)
+            for (cr, mask, why), (count, total, inferred, faulted) in sums.items()
         ]
         return sorted(result, key=lambda w: (-w.total_ns, -w.count, w.cr, w.changed or ()))
 
@@ -106,10 +114,9 @@ class CrWriteTally:
 _FAULTED = pairing.FAULTED
 
 
-def _writer(rows: ExitRows, where: NDArray[np.bool_]) -> NDArray[np.int64]:
+def writer(rows: ExitRows) -> NDArray[np.int64]:
     """Key of a write's thread, register and whether it faulted."""
-    faulted = (rows.flags[where] & pairing.FAULTED).astype(np.int64)
-    return rows.thread[where] << 16 | faulted | rows.cr[where]
+    return rows.thread << 16 | (rows.flags & pairing.FAULTED).astype(np.int64) | rows.cr
 
 
 def counted_ns(rows: ExitRows) -> NDArray[np.int64]:
@@ -130,11 +137,12 @@ class Inference:
                 self._anywhere.setdefault(key, set()).add(mask)
 
     def first_write(self, key: int, rip: int) -> int | None:
-        """The bits it changed, or None.
+        """The bits it changed, or None; *key* is the write's :func:`writer`.
 
         One answer is left if every later write from the same instruction, or else every later write at all, changed the
         same bits.
         """
+        key &= ~_FAULTED
         for masks in (self._at_rip.get((key, rip)), self._anywhere.get(key)):
             if masks and len(masks) == 1:
                 return next(iter(masks))

@@ -35,7 +35,8 @@ DETECTORS: dict[str, str] = {
 """Detector id -> what it looks for."""
 
 _AGAIN_AND_AGAIN = 16
-"""Faults of one page without a control-register write between that make it suspicious; mapping a page takes one or two."""
+"""Faults of one page without a control-register write between that make it suspicious; mapping a page takes one or
+two."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,15 +95,11 @@ class Detectors:
             )
         if self._first:
             seen.append(
-                Detection(
-                    MID_FLIGHT, self._first, f"{self._first} exits came before their thread's first entry"
-                )
+                Detection(MID_FLIGHT, self._first, f"{self._first} exits came before their thread's first entry")
             )
         if not meta.complete:
             seen.append(
-                Detection(
-                    INCOMPLETE, max(1, len(meta.damage)), "; ".join(meta.damage) or "the trace is not whole"
-                )
+                Detection(INCOMPLETE, max(1, len(meta.damage)), "; ".join(meta.damage) or "the trace is not whole")
             )
         return seen
 
@@ -116,7 +113,8 @@ class Detectors:
                     Detection(
                         ROOT_CHURN,
                         count,
-                        f"{count} page faults on pages mapped before, after {self._writes[cr + 1]} {register_name(cr)} writes "
+                        f"{count} page faults on pages mapped before, after {self._writes[cr + 1]} "
+                        f"{register_name(cr)} writes "
                         f"({each:.2g} per write, {format_ns(total)} in all)",
                     )
                 )
@@ -133,6 +131,7 @@ class Detectors:
             Detection(
                 SAME_ADDRESS,
                 int(counts[often].sum()),
-                f"{len(often)} pages fault again and again; {page << PAGE_SHIFT:#x} does {counts[worst]} times from rip {rip:#x}",
+                f"{len(often)} pages fault again and again; {page << PAGE_SHIFT:#x} does {counts[worst]} times "
+                f"from rip {rip:#x}",
             )
         ]

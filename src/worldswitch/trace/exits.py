@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from worldswitch.purepython import views
 from worldswitch.record.trace import Batch, EventSource
 from worldswitch.trace import pairing
 from worldswitch.x86.instructions import cr_write
@@ -16,7 +17,7 @@ from worldswitch.x86.instructions import cr_write
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-EVENTS: dict[str, tuple[str, ...]] = {
+EVENTS: dict[str, tuple[str, ...] | None] = {
     "kvm_exit": ("exit_reason", "guest_rip", "isa", "info1", "info2", "vcpu_id"),
     "kvm_entry": ("vcpu_id",),
     "kvm_userspace_exit": (),
@@ -125,14 +126,16 @@ class ExitRows:
     @property
     def is_open(self) -> NDArray[np.bool_]:
         """Exits without an entry, which ``perf kvm stat`` does not count."""
-        return (self.flags & pairing.OPEN) != 0
+        mask: NDArray[np.bool_] = (self.flags & pairing.OPEN) != 0
+        return mask
 
     @property
     def is_exit(self) -> NDArray[np.bool_]:
         """False for CR writes whose exit the trace does not hold."""
-        return (self.flags & pairing.NO_EXIT) == 0
+        mask: NDArray[np.bool_] = (self.flags & pairing.NO_EXIT) == 0
+        return mask
 
-    def take(self, where: NDArray[Any]) -> ExitRows:
+    def take(self, where: NDArray[Any] | slice) -> ExitRows:
         """The rows that *where* (a mask or indices) selects."""
         return ExitRows(*(getattr(self, name)[where] for name in self.__slots__))
 
@@ -169,15 +172,21 @@ class ExitPairing:
             return _rows(np.empty((pairing.ROW_64, 0), np.uint64), np.empty((pairing.ROW_32, 0), np.uint32))
         columns = _Columns(batch)
         tid, pid = (np.ascontiguousarray(c, np.int32).view(np.uint32) for c in (batch.tid, batch.pid))
-        arrays = (np.ascontiguousarray(batch.order), np.ascontiguousarray(batch.time), tid, pid, *columns.arrays)
-        views = [memoryview(array) for array in arrays]
+        arrays = (
+            np.ascontiguousarray(batch.order),
+            np.ascontiguousarray(batch.time),
+            tid,
+            pid,
+            *columns.arrays,
+        )
+        batch_views = views(*arrays)
         parts = []
         begin = 0
         while begin < n:
             rows_64 = np.empty((pairing.ROW_64, n - begin), np.uint64)
             rows_32 = np.empty((pairing.ROW_32, n - begin), np.uint32)
             tables = (self._table, self._state, self._used, rows_64, rows_32)
-            count = pairing.pair(*views, *map(memoryview, tables), begin)
+            count = pairing.pair(*[*batch_views, *views(*tables), begin])
             parts.append(_rows(rows_64[:, :count], rows_32[:, :count]))
             begin = int(self._used[1])
             if begin < n:
@@ -190,8 +199,8 @@ class ExitPairing:
         threads = max(1, self.threads)
         rows_64 = np.empty((pairing.ROW_64, threads), np.uint64)
         rows_32 = np.empty((pairing.ROW_32, threads), np.uint32)
-        tables = map(memoryview, (rows_64, rows_32))
-        count = pairing.unfinished(memoryview(self._state), self.threads, self._end, *tables)
+        state, *tables = views(self._state, rows_64, rows_32)
+        count = pairing.unfinished(state, self.threads, self._end, *tables)
         return _rows(rows_64[:, :count], rows_32[:, :count])
 
     def _grow(self) -> None:
@@ -201,7 +210,7 @@ class ExitPairing:
         state[: self.threads] = self._state[: self.threads]
         self._state = state
         self._table = np.zeros(4 * slots, np.int64)
-        pairing.rehash(memoryview(self._table), memoryview(self._state), self.threads)
+        pairing.rehash(*[*views(self._table, self._state), self.threads])
 
 
 def pair_exits(source: EventSource) -> Iterator[tuple[ExitPairing, ExitRows]]:
@@ -226,7 +235,7 @@ class _Columns:
         self.extra = np.zeros(total + 1, np.uint32)
         roles = np.zeros(count + 1, np.uint8)
         kinds = np.zeros(count + 1, np.uint32)
-        exits = [np.zeros(1, np.uint32), np.zeros(1, np.uint64), np.zeros(1, np.uint64)]
+        exits: list[NDArray[Any]] = [np.zeros(1, np.uint32), np.zeros(1, np.uint64), np.zeros(1, np.uint64)]
         for index, event in enumerate(batch.events):
             if not lengths[index]:
                 continue
@@ -289,9 +298,7 @@ def _written_registers(table: dict[str, NDArray[Any]]) -> NDArray[np.uint32]:
     result = np.full(len(insn), _NOBODY, np.uint32)
     plain = (insn[:, 0] == 0x0F) & (insn[:, 1] == 0x22)
     # Most instructions seen here repeat; decode each different one once.
-    keys = (
-        insn[:, 0].astype(np.uint32) | insn[:, 1].astype(np.uint32) << 8 | insn[:, 2].astype(np.uint32) << 16
-    )
+    keys = insn[:, 0].astype(np.uint32) | insn[:, 1].astype(np.uint32) << 8 | insn[:, 2].astype(np.uint32) << 16
     candidates = plain | (insn[:, :4] == 0x0F).any(axis=1)
     if candidates.all() and len(insn) and (keys == keys[0]).all() and plain[0]:
         result[:] = _decoded(insn[0], table, 0)

@@ -11,7 +11,7 @@ from __future__ import annotations
 try:
     import cython
 except ImportError:
-    from worldswitch import purepython as cython  # type: ignore[no-redef]
+    from worldswitch import purepython as cython
 
 NOTHING, EXIT, ENTRY, USERSPACE_EXIT, FPU, CR, EXCEPTION, NESTED, EMULATE, DETAIL = range(10)
 """What an event means for the pairing."""
@@ -20,7 +20,8 @@ FIRST, OVERWRITTEN, UNFINISHED, NEGATIVE = 1, 2, 4, 8
 """Why an exit is open: before the thread's first entry, followed by another exit, by the end, by an earlier entry."""
 OPEN = FIRST | OVERWRITTEN | UNFINISHED | NEGATIVE
 FROM_L2, TO_USERSPACE, CR_KNOWN, CR_FIRST, FAULTED, NO_EXIT, CR_SILENT, DETAILED = (1 << i for i in range(4, 12))
-"""Other flags of a row: the exit came from a nested guest; it went to userspace; a CR write whose previous value is known,
+"""Other flags of a row: the exit came from a nested guest; it went to userspace; a CR write whose previous value is
+known,
 or that is the first one; the instruction faulted, so the write did not happen; a CR write outside an exit; a CR write
 whose value is not in the trace; the row has a detail."""
 CR_WRITE = CR_KNOWN | CR_FIRST | CR_SILENT
@@ -28,8 +29,8 @@ CR_WRITE = CR_KNOWN | CR_FIRST | CR_SILENT
 STATE = 29
 """Columns of the per-thread state."""
 ROW_64 = 10
-"""Rows of the 64-bit table, one column per exit: start, duration, user, guest (ns), rip, info1, info2, detail, cr value, cr
-changed."""
+"""Rows of the 64-bit table, one column per exit: start, duration, user, guest (ns), rip, info1, info2, detail, cr
+value, cr changed."""
 ROW_32 = 7
 """Rows of the 32-bit table: thread slot, vcpu + 1, reason, isa, flags, detail kind, cr + 1."""
 
@@ -41,7 +42,8 @@ if not cython.compiled:
         1 << i for i in range(4, 12)
     )
     (_TID, _PID, _VCPU, _ENTERED, _ENTRY_TIME, _IS_OPEN, _START, _REASON, _ISA, _RIP, _INFO1, _INFO2, _USER_SINCE,
-     _IN_USER, _USER, _FLAGS, _GUEST, _KIND, _VALUE, _CR_NUMBER, _CR_VALUE, _CR_CHANGED, _KNOWN, _PREVIOUS) = range(24)  # fmt: skip
+     _IN_USER, _USER, _FLAGS, _GUEST, _KIND, _VALUE, _CR_NUMBER, _CR_VALUE, _CR_CHANGED,
+     _KNOWN, _PREVIOUS) = range(24)  # fmt: skip
     _NOT_A_CR = 4
     _VMX, _SVM = 1, 2
     _CR_ACCESS, _CR0_SEL_WRITE, _NPF = 28, 0x65, 0x400
@@ -51,8 +53,8 @@ if not cython.compiled:
 
 
 def pair(  # type: ignore[no-untyped-def]
-    order, time, tid, pid, roles, kinds, bases, cursors, wide, narrow, extra, exit_vcpu, exit_info1, exit_info2, table, state, used,
-    rows_64, rows_32, begin
+    order, time, tid, pid, roles, kinds, bases, cursors, wide, narrow, extra, exit_vcpu, exit_info1, exit_info2,
+    table, state, used, rows_64, rows_32, begin
 ):  # fmt: skip
     """Pair the events of one batch from index *begin* on, until its end or until no slot is free; rows written.
 

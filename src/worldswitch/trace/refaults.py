@@ -14,10 +14,11 @@ if TYPE_CHECKING:
 try:
     import cython
 except ImportError:
-    from worldswitch import purepython as cython  # type: ignore[no-redef]
+    from worldswitch import purepython as cython
 
 import numpy as np
 
+from worldswitch.purepython import views
 from worldswitch.trace import pairing
 from worldswitch.trace.exits import NO_CR, Detail, ExitRows
 from worldswitch.trace.tally import Tally
@@ -55,8 +56,8 @@ class RefaultFinder:
             rows.thread[where], rows.detail[where] >> np.uint64(PAGE_SHIFT), nothing, nothing
         )
         self._grow(rows)
-        views = (np.ascontiguousarray(rows.thread), np.ascontiguousarray(rows.cr), pages)
-        find(*map(memoryview, (*views, self._writes, self._register, self._last_fault, result)))
+        thread, cr = np.ascontiguousarray(rows.thread), np.ascontiguousarray(rows.cr)
+        find(*views(thread, cr, pages, self._writes, self._register, self._last_fault, result))
         return result
 
     def _count_writes(self, rows: ExitRows) -> None:
@@ -79,7 +80,8 @@ class RefaultFinder:
 
 def is_fault(rows: ExitRows) -> NDArray[np.bool_]:
     """Exits for a page fault whose address the trace holds."""
-    return (rows.detail_kind == Detail.ADDRESS) & (rows.cr == NO_CR)
+    faults: NDArray[np.bool_] = (rows.detail_kind == Detail.ADDRESS) & (rows.cr == NO_CR)
+    return faults
 
 
 def find(thread, cr, page, writes, registers, last_fault, out):  # type: ignore[no-untyped-def]

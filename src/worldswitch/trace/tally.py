@@ -6,11 +6,13 @@ from __future__ import annotations
 try:
     import cython
 except ImportError:
-    from worldswitch import purepython as cython  # type: ignore[no-redef]
+    from worldswitch import purepython as cython
 
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
+from worldswitch.purepython import views
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -77,7 +79,7 @@ class Tally:
         keys = (zeros if key is None else _as(np.uint64, key) for key in (a, b, c))
         sums = zeros.view(np.int64) if amounts is None else _as(np.int64, amounts)
         tables = (self._table, self._keys, self._sums, self._used)
-        add(*map(memoryview, (*keys, sums, *tables)), self._limit, memoryview(index))
+        add(*[*views(*keys, sums, *tables), self._limit, *views(index)])
         return index
 
     def _reserve(self, keys: int) -> None:
@@ -92,7 +94,8 @@ class Tally:
             new[: len(self)] = old[: len(self)]
             setattr(self, name, new)
         self._table = np.zeros(2 * size, np.int64)
-        rehash(memoryview(self._keys), len(self), memoryview(self._table))
+        keys_view, table_view = views(self._keys, self._table)
+        rehash(keys_view, len(self), table_view)
 
 
 def _as(kind: Any, array: NDArray[Any]) -> NDArray[Any]:

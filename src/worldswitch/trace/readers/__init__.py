@@ -15,7 +15,8 @@ FORMATS: dict[str, tuple[str, str]] = {
     "tracedat": ("TraceDat", "trace.dat"),
     "tooltables": ("ToolTables", "tables of perf kvm stat, kvm_stat or kvm-unit-tests"),
     "strace": ("Strace", "strace"),
-    "text": ("TextTrace", "text of tracefs, trace-cmd report or perf script, also pasted"),
+    "text": ("TextTrace", "text of tracefs, trace-cmd report or perf script"),
+    "pasted": ("Pasted", "the same as people paste it into mails"),
 }
 """Reader module -> its class and what it reads, in the order in which they are asked."""
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 try:
     import cython
 except ImportError:
-    from worldswitch import purepython as cython  # type: ignore[no-redef]
+    from worldswitch import purepython as cython
 
 from typing import TYPE_CHECKING, Any
 
@@ -51,8 +51,8 @@ def column(words: Words, starts: NDArray[np.int64], field: Field) -> NDArray[Any
         four = np.empty(n, np.uint32)
         gather_4(words, starts, field.offset, field.size, four)
         if field.kind is Kind.BOOL:
-            return four != 0
-        return four.view(np.int32) if field.dtype == "i4" else four.astype(field.dtype, copy=False)
+            return np.not_equal(four, 0)
+        return four.view(np.int32) if field.dtype == "i4" else np.asarray(four, field.dtype)
     if field.kind in (Kind.BYTES, Kind.TEXT):
         rows = np.empty((n, field.size), np.uint8)
         gather_bytes(words, starts, field.offset, field.size, rows)

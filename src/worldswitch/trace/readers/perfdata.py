@@ -68,7 +68,7 @@ class PerfData:
         if struct.unpack_from("<Q", source.head, 8)[0] == perffile.PIPE_HEADER:
             self.meta.format = "perf.data (pipe)"
             source.read(perffile.PIPE_HEADER)
-            self._left = None
+            self._left: int | None = None
         else:
             self._open_file(source)
 
@@ -211,9 +211,7 @@ class _Walker:
         self._names = tuple(self._events)
         nothing = np.empty(0, np.int64)
         blank = memoryview(bytes(8)).cast("I")
-        self._no_rows = [
-            {f.name: gather.column(blank, nothing, f) for f in fields} for fields in self._decode
-        ]
+        self._no_rows = [{f.name: gather.column(blank, nothing, f) for f in fields} for fields in self._decode]
         self._stale = False
 
     def _attr_name(self, attr: Attr) -> str:
@@ -295,17 +293,16 @@ class _Walker:
         while True:
             rows = _index_rows()
             state[0], state[1], state[3] = records.at >> 2, 0, 0
-            perfwalk.walk(
-                records.words, records.filled >> 2, self._layouts, self._ids, self._id_attrs, self._slots, self._sizes,
-                self._counts, *rows, self._others, state,
-            )  # fmt: skip
+            where = records.words, records.filled >> 2
+            tables = self._layouts, self._ids, self._id_attrs, self._slots, self._sizes, self._counts
+            perfwalk.walk(*[*where, *tables, *rows, self._others, state])
             records.at = int(state[0]) * 4
             for position in self._others[: state[3]]:
                 self._kernel_record(records.data, int(position) * 4)
             if state[1]:
                 yield self._batch(records.words, rows, int(state[1]))
             if state[2] != perfwalk.FULL:
-                return int(state[2])  # noqa: B901
+                return int(state[2])
 
     def _batch(self, words: memoryview, rows: _Rows, n: int) -> Batch:
         order, time, tid, pid, cpu, starts = (column[:n] for column in rows)
@@ -316,8 +313,8 @@ class _Walker:
         for index in np.flatnonzero(np.diff(begins)):
             mine = grouped[begins[index] : begins[index + 1]]
             tables[index] = {f.name: gather.column(words, mine, f) for f in self._decode[index]}
-        int32 = (column.view(np.int32) for column in (cpu, tid, pid))
-        return Batch(self._names, order, time, *int32, tuple(tables))
+        cpu, tid, pid = (column.view(np.int32) for column in (cpu, tid, pid))
+        return Batch(self._names, order, time, cpu, tid, pid, tuple(tables))
 
     def _kernel_record(self, data: bytearray, at: int) -> None:
         kind, _, size = struct.unpack_from("<IHH", data, at)
@@ -377,9 +374,7 @@ class _Walker:
             try:
                 self._inflated.append(self._inflate.decompress(piece[start : start + _INFLATE_STEP]))
             except (zstandard.ZstdError, EOFError) as error:
-                self.meta.damaged(
-                    f"a compressed record is damaged ({printable(str(error))}); its events are lost"
-                )
+                self.meta.damaged(f"a compressed record is damaged ({printable(str(error))}); its events are lost")
                 self._inflate = None
                 self._inflated = _Records(0)
                 return
@@ -391,9 +386,7 @@ class _Walker:
         records = self._inflated
         records.to_front()
         why = yield from self._walk(records)
-        while (
-            why in (perfwalk.TOOL_RECORD, perfwalk.UNALIGNED) and self._record_size(records) <= records.held
-        ):
+        while why in (perfwalk.TOOL_RECORD, perfwalk.UNALIGNED) and self._record_size(records) <= records.held:
             records.at += self._record_size(records)
             records.to_front()
             why = yield from self._walk(records)

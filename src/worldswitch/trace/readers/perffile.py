@@ -81,13 +81,9 @@ def parse_header(source: Input, meta: Meta) -> PerfFile:
     size = source.spooled()
     perf = PerfFile(data_at, data_size)
     if data_at > size:
-        raise TraceFormatError(
-            f"{source.name} is a perf.data file whose events start behind its end (cut short?)"
-        )
+        raise TraceFormatError(f"{source.name} is a perf.data file whose events start behind its end (cut short?)")
     if data_size == 0:
-        meta.damaged(
-            "perf did not finish the file (it was killed, or still runs): the header gives no data size"
-        )
+        meta.damaged("perf did not finish the file (it was killed, or still runs): the header gives no data size")
         perf.data_size = size - data_at
     elif data_at + data_size > size:
         lost = data_at + data_size - size

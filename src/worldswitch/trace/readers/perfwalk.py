@@ -10,11 +10,11 @@ from __future__ import annotations
 try:
     import cython
 except ImportError:
-    from worldswitch import purepython as cython  # type: ignore[no-redef]
+    from worldswitch import purepython as cython
 
 STATE = 8
-"""Words of the *state* array: position, events, stop, others, malformed, latest time, latest time when perf's last round
-ended, and the watermark: the same of the round before, up to which no earlier event can follow."""
+"""Words of the *state* array: position, events, stop, others, malformed, latest time, latest time when perf's last
+round ended, and the watermark: the same of the round before, up to which no earlier event can follow."""
 
 NEED_DATA, FULL, TOOL_RECORD, UNALIGNED, NONSENSE = range(5)
 """Why a walk stopped."""
@@ -65,7 +65,8 @@ def walk(  # type: ignore[no-untyped-def]
             tracepoint's id, or FIRST_ATTR_CODE + attribute for samples that are no tracepoints.
         sizes: Event code -> bytes its payload must have; int32.
         counts: Event code -> samples seen; int64, added to.
-        order, time, tid, pid, cpu, starts: One row per selected sample; filled from ``state[1]`` on. tid, pid and cpu are
+        order, time, tid, pid, cpu, starts: One row per selected sample; filled from ``state[1]`` on. tid, pid and cpu
+        are
             uint32, all ones for -1; *starts* is the payload's first word.
         others: First words of records that are no samples; int64, filled from ``state[3]`` on.
         state: See STATE; read and written.

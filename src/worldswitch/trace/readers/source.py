@@ -1,7 +1,7 @@
 """Where a reader's bytes come from: a file, standard input, or either of them compressed.
 
-Compression is told by content. A reader that can work front to back uses :meth:`Input.readinto`; one that must jump uses
-:meth:`Input.pread`, for which a pipe or a compressed file is first spooled to memory or, when large, to an
+Compression is told by content. A reader that can work front to back uses :meth:`Input.readinto`; one that must jump
+uses :meth:`Input.pread`, for which a pipe or a compressed file is first spooled to memory or, when large, to an
 unnamed temporary file.
 """
 
@@ -23,6 +23,11 @@ if TYPE_CHECKING:
 HEAD = 1 << 16
 _IN_MEMORY = 64 << 20
 _PIECE = 1 << 20
+_WRITER_SECONDS = 5.0
+"""How long to wait for somebody to write into a FIFO."""
+_EXPANDS = 1000
+_FREELY = 256 << 20
+"""Bytes that compressed data may always expand to; beyond, not more than a thousandfold."""
 
 
 class Input:
@@ -58,13 +63,17 @@ class Input:
         if str(path) == "-":
             return cls._maybe_compressed(cls(sys.stdin.buffer, "standard input", seekable=False))
         try:
-            stream = Path(path).open("rb")  # noqa: SIM115 - the Input owns it
+            fifo = stat.S_ISFIFO(Path(path).stat().st_mode)
+            stream = _open_fifo(path, name) if fifo else Path(path).open("rb")
         except IsADirectoryError:
             raise TraceFormatError(f"{name} is a directory; give the trace file in it") from None
         except (OSError, ValueError) as error:
             reason = getattr(error, "strerror", None) or str(error)
             raise MissingError(f"cannot read {name}: {reason}") from None
         regular = stat.S_ISREG(os.fstat(stream.fileno()).st_mode)
+        if stat.S_ISBLK(os.fstat(stream.fileno()).st_mode):
+            stream.close()
+            raise TraceFormatError(f"{name} is a block device; give a trace file")
         return cls._maybe_compressed(cls(stream, name, seekable=regular))
 
     @classmethod
@@ -79,12 +88,18 @@ class Input:
         opener = _decompressor(raw.head)
         if opener is None:
             return raw
-        return cls(_Checked(opener(raw._whole_stream()), raw), raw.name, seekable=False)
+        checked = _Checked(opener(raw._whole_stream()), raw)
+        return cls(cast(IO[bytes], checked), raw.name, seekable=False)
 
     @property
     def seekable(self) -> bool:
         """Whether :meth:`pread` works without spooling."""
         return self._seekable
+
+    @property
+    def consumed(self) -> int:
+        """Bytes taken from the underlying file so far."""
+        return self._stream.tell() if self._seekable else self.position
 
     @property
     def damage(self) -> str | None:
@@ -141,9 +156,8 @@ class Input:
             damage = self.damage
             self.size = spool.tell()
             spool.seek(0)
-            spent, self._stream = self._stream, cast(IO[bytes], spool)
-            if spent is not getattr(sys.stdin, "buffer", None):
-                spent.close()
+            self.close()
+            self._stream = cast(IO[bytes], spool)
             if damage:
                 self._stream.damage = damage  # type: ignore[attr-defined]
             self._seekable = True
@@ -152,19 +166,37 @@ class Input:
         return self.size
 
     def close(self) -> None:
-        """Close the file."""
-        self._stream.close()
+        """Close the file (standard input stays open)."""
+        if self._stream is not getattr(sys.stdin, "buffer", None):
+            self._stream.close()
+
+    def __del__(self) -> None:
+        # A reader may stop anywhere, and whoever opened a trace by its path holds nothing to close.
+        if hasattr(self, "_stream"):
+            self.close()
 
     def __enter__(self) -> Input:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, tb: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, tb: TracebackType | None) -> None:
         self.close()
 
     def _whole_stream(self) -> IO[bytes]:
         return self._stream if self._seekable else cast(IO[bytes], io.BufferedReader(_Rest(self)))
+
+
+def _open_fifo(path: str | Path, name: str) -> IO[bytes]:
+    """A FIFO somebody writes into; plain opening would wait for a writer for ever."""
+    import select
+
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    waiting = select.poll()
+    waiting.register(descriptor, select.POLLIN)
+    if not waiting.poll(_WRITER_SECONDS * 1000):
+        os.close(descriptor)
+        raise MissingError(f"nobody writes into {name}, which is a FIFO; start what writes the trace first")
+    os.set_blocking(descriptor, True)
+    return os.fdopen(descriptor, "rb")
 
 
 class _Rest(io.RawIOBase):
@@ -188,14 +220,21 @@ class _Checked:
     def __init__(self, stream: IO[bytes], raw: Input) -> None:
         self._stream = stream
         self._raw = raw
+        self._given = 0
         self.damage: str | None = None
 
     def read(self, n: int) -> bytes:
+        if self.damage is not None:
+            return b""
         try:
-            return self._stream.read(n)
+            data = self._stream.read(n)
         except Exception as error:  # zstandard, lzma, zlib and gzip share no base class
             self.damage = f"the compressed data is damaged ({printable(str(error))}); what follows is lost"
             return b""
+        self._given += len(data)
+        if self._given > max(_FREELY, _EXPANDS * self._raw.consumed):
+            self.damage = f"the data expands more than {_EXPANDS}-fold when decompressed; what follows is not read"
+        return data
 
     def readinto(self, buffer: memoryview) -> int:
         data = self.read(len(buffer))

@@ -1,7 +1,7 @@
 """The ``tracing_data`` blob: event formats as trace-cmd version 5/6 and perf store them.
 
-Layout (Documentation/trace-cmd/trace-cmd.dat.v6.5.txt in trace-cmd, and perf.data-file-format.txt in the kernel): magic,
-version string, endianness and word size, page size, then header_page, header_event, the ftrace events, the
+Layout (Documentation/trace-cmd/trace-cmd.dat.v6.5.txt in trace-cmd, and perf.data-file-format.txt in the kernel):
+magic, version string, endianness and word size, page size, then header_page, header_event, the ftrace events, the
 events of each system, kallsyms, printk formats and, from version 0.6, the saved command lines.
 """
 
@@ -67,9 +67,7 @@ def parse_tracing_data(blob: bytes) -> TracingData:
     try:
         result.version = cursor.text()
         if cursor.number(1) != 0:
-            raise TraceFormatError(
-                "the trace was recorded on a big-endian machine; KVM x86 traces are little-endian"
-            )
+            raise TraceFormatError("the trace was recorded on a big-endian machine; KVM x86 traces are little-endian")
         cursor.number(1)
         result.page_size = cursor.number(4)
         _skip_headers(cursor)

@@ -1,0 +1,49 @@
+# Two commands matter: `make demo` and `make test`. Both need nothing but python3 (3.11 or newer) and make.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.PHONY: demo test check bench fuzz system-deps install clean lock
+
+install: $(STAMP)
+
+$(STAMP): pyproject.toml setup.py requirements.lock $(shell find src -name '*.pxd' -o -name '*.py' | grep -v egg-info)
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "worldswitch needs Python 3.11 or newer; this is $$($(PYTHON) --version). Try: make PYTHON=python3.12 $(MAKECMDGOALS)" >&2; exit 1; }
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --requirement requirements.lock
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-build-isolation --no-deps --editable .
+	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m compileall -q src
+	touch $(STAMP)
+
+demo: install
+	@$(BIN)/python demo.py
+
+check: install
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+test: check
+	$(BIN)/python -m pytest -n auto
+
+bench: install
+	$(BIN)/python benchmarks/bench.py
+
+fuzz: install
+	$(BIN)/python fuzz/run.py
+
+# What the tests compare with; what is not there is skipped by name.
+system-deps:
+	sh tools/system-deps
+
+# Needs uv; writes exact versions for every supported Python.
+lock:
+	$(BIN)/uv pip compile --universal --python-version 3.11 --extra dev --quiet --no-header pyproject.toml -o requirements.lock
+
+clean:
+	rm -rf $(VENV) build demo .pytest_cache .mypy_cache .ruff_cache .hypothesis src/*.egg-info
+	find src -name '*.so' -delete

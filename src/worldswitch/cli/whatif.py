@@ -1,0 +1,107 @@
+"""``wsw whatif``: what another kernel or setting would save in a trace."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from worldswitch.cli import options
+from worldswitch.errors import UsageError
+
+if TYPE_CHECKING:
+    from worldswitch.trace.whatif import Exits, WhatIf
+
+
+@click.command()
+@click.argument("trace")
+@click.option("--from", "from_", metavar="KERNEL", help="The trace's kernel, where its file does not name it.")
+@click.option("--to", metavar="KERNEL[+FACT]", help="The kernel asked about, such as 6.12 or 6.2.0+cr0-wp-owned.")
+@click.option(
+    "--set", "settings", multiple=True, metavar="NAME=VALUE", help="A setting there, such as kvm_intel.ept=0."
+)
+@options.as_json
+@options.as_python
+def whatif(
+    trace: str, from_: str | None, to: str | None, settings: tuple[str, ...], as_json: bool, as_python: bool
+) -> int:
+    """Say which exits of TRACE another kernel or setting would not have had, and what they took."""
+    if to is None and not settings:
+        raise UsageError("say what to compare with: --to KERNEL, --set NAME=VALUE, or both")
+    if as_python:
+        click.echo("from worldswitch.trace import open_source\nfrom worldswitch.trace.whatif import whatif")
+        click.echo(f"result = whatif(open_source({trace!r}), to={to!r}, from_={from_!r}, settings={list(settings)!r})")
+        click.echo("print(result.removed, result.saving_ns, result.cannot_tell)")
+        return 0
+    from worldswitch.cli.progress import watched
+    from worldswitch.trace.readers import open_source
+    from worldswitch.trace.whatif import whatif as ask
+
+    result = ask(watched(open_source(trace), trace), to, from_, settings)
+    if as_json:
+        options.print_json(to_json(result))
+    else:
+        click.echo(describe(result), nl=False)
+    return 0
+
+
+def to_json(result: WhatIf) -> dict[str, Any]:
+    """The JSON document of one answer."""
+    return {
+        "assumed_from": result.assumed_from,
+        "from": {
+            "kernel": str(result.before.kernel),
+            "how": result.source.how,
+            "mmu": str(result.before.mmu),
+        },
+        "to": {
+            "kernel": str(result.after.kernel),
+            "mmu": str(result.after.mmu),
+            "cpu": str(result.after.vendor),
+        },
+        "exits": {"count": result.exits, "total_ns": result.total_ns},
+        "removed": [asdict(exits) for exits in result.removed],
+        "stays": [asdict(exits) for exits in result.stays],
+        "saving_ns": result.saving_ns._asdict(),
+        "inferred": result.inferred,
+        "cannot_tell": [{"why": why} for why in result.cannot_tell],
+    }
+
+
+def describe(result: WhatIf) -> str:
+    """The answer as text a person reads."""
+    from worldswitch.report.tables import fields, paragraphs, table
+    from worldswitch.units import format_ns
+
+    before, after = result.before, result.after
+    assumed = " (assumed)" if result.assumed_from else ""
+    low, mid, high = (format_ns(value) for value in result.saving_ns)
+    share = f"{result.saving_ns.mid / result.total_ns:.0%} of the time outside the guest" if result.total_ns else ""
+    gone = sum(exits.count for exits in result.removed)
+    parts = [
+        fields(
+            (
+                ("trace", result.meta.source),
+                ("from", f"{before.kernel}{assumed}, {before.vendor}, {before.mmu} MMU: {result.source.how}"),
+                ("to", f"{after.kernel}, {after.vendor}, {after.mmu} MMU"),
+                ("removed", f"{gone:,} of {result.exits:,} exits"),
+                ("saving", f"{mid} (95 %: {low} to {high}), {share}" if gone else "none"),
+            )
+        )
+    ]
+    columns = ("exits", "of", "count", "time", "known", "why")
+    for title, kinds in (("Would not have happened", result.removed), ("Stay", result.stays)):
+        if kinds:
+            parts.append(table(columns, [_row(exits) for exits in kinds], title, left=("exits", "of", "known", "why")))
+    parts += [paragraphs("Inferred", result.inferred), paragraphs("Cannot tell", result.cannot_tell)]
+    return "\n".join(part for part in parts if part)
+
+
+def _row(exits: Exits) -> tuple[Any, ...]:
+    from worldswitch.units import format_ns
+
+    bits = "?" if exits.changed is None else "+".join(exits.changed) or "nothing"
+    what = f"refault after {exits.register}.{bits}" if exits.refault else f"{exits.register}.{bits}"
+    known = "yes" if exits.known else "no" if exits.changed is None else "inferred"
+    return exits.reason, what, f"{exits.count:,}", format_ns(exits.total_ns), known, exits.why
