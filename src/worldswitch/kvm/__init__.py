@@ -1,0 +1,1 @@
+"""All knowledge of KVM: facts per kernel, policies, and rules as pure functions of them."""

@@ -1,0 +1,1 @@
+"""What the processor does: registers, exit reasons, instructions."""
