@@ -195,17 +195,13 @@ class TraceDat:
             meta.damaged(sentence)
         stats = totals.stats
         if stats[ringbuffer.BAD_PAGES]:
-            meta.damaged(
-                f"{stats[ringbuffer.BAD_PAGES]} pages contradict themselves; what follows in them is lost"
-            )
+            meta.damaged(f"{stats[ringbuffer.BAD_PAGES]} pages contradict themselves; what follows in them is lost")
         if stats[ringbuffer.UNCOUNTED]:
             meta.notes.append(
                 f"{stats[ringbuffer.UNCOUNTED]} gaps where the kernel lost events do not say how many; "
                 "each counts as one lost event"
             )
-        meta.lost = (
-            max(self._overrun, int(stats[ringbuffer.LOST] + stats[ringbuffer.UNCOUNTED])) + self._dropped
-        )
+        meta.lost = max(self._overrun, int(stats[ringbuffer.LOST] + stats[ringbuffer.UNCOUNTED])) + self._dropped
         meta.malformed += int(stats[ringbuffer.MALFORMED])
         meta.out_of_order += totals.out_of_order
         meta.events = {name: int(n) for name, n in zip(wanted.all_names, totals.counts, strict=False) if n}
@@ -256,7 +252,7 @@ def _batch(arena: Arena, rows: Rows, wanted: _Wanted) -> Batch:
     slot, time, cpu, tid, start = rows
     begins = np.empty(len(wanted.names) + 1, np.int64)
     by_event = np.empty(len(start), np.int64)
-    gather.split(slot, len(wanted.names), start, begins, by_event)  # type: ignore[no-untyped-call]
+    gather.split(slot, len(wanted.names), start, begins, by_event)
     present = np.flatnonzero(begins[1:] > begins[:-1])
     tables: list[Columns] = [
         gather.columns(arena.words, by_event[begins[i] : begins[i + 1]], wanted.formats[i], wanted.fields[i])

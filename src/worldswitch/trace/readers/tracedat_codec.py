@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+_AT_ONCE = 400_000
 _own = threading.local()
 """Each thread's decompressor: making one costs as much as a small chunk."""
 
@@ -34,27 +35,39 @@ class Codec:
     name: str
     unpack: Unpack
 
-    def unpack_all(
-        self, chunks: Sequence[Chunk], target: memoryview, page_size: int
-    ) -> tuple[int, list[Chunk]]:
+    def unpack_all(self, chunks: Sequence[Chunk], target: memoryview, page_size: int) -> tuple[int, list[Chunk]]:
         """Decompress *chunks* one behind the other into *target*, which has room for all.
 
         Returns:
             Bytes filled, and the chunks that were damaged. Of those only whole pages are kept, unless it is
             the last: there the last page may be incomplete.
         """
-        if self.name == "zstd" and len(chunks) > 1 and _zstd_at_once(chunks, target):
-            return sum(chunk.size for chunk in chunks), []
         filled = 0
-        damaged = []
-        for chunk in chunks:
-            n = self.unpack(chunk.data, target[filled : filled + chunk.size])
-            if n < chunk.size:
-                damaged.append(chunk)
-                if chunk is not chunks[-1]:
-                    n -= n % page_size
-            filled += n
+        damaged: list[Chunk] = []
+        for group in _groups(chunks):
+            if self.name == "zstd" and _zstd_at_once(group, target[filled:]):
+                filled += sum(chunk.size for chunk in group)
+                continue
+            for chunk in group:
+                n = self.unpack(chunk.data, target[filled : filled + chunk.size])
+                if n < chunk.size:
+                    damaged.append(chunk)
+                    if chunk is not chunks[-1]:
+                        n -= n % page_size
+                filled += n
         return filled, damaged
+
+
+def _groups(chunks: Sequence[Chunk]) -> Iterator[Sequence[Chunk]]:
+    """Runs of chunks so small that the allocator keeps their memory: fresh memory costs more than zstd."""
+    begin = size = 0
+    for end, chunk in enumerate(chunks):
+        if size and size + chunk.size > _AT_ONCE:
+            yield chunks[begin:end]
+            begin, size = end, 0
+        size += chunk.size
+    if begin < len(chunks):
+        yield chunks[begin:]
 
 
 def _copy(data: bytes | memoryview, target: memoryview) -> int:

@@ -133,9 +133,7 @@ def read_layout(source: Input) -> Layout:
     layout = Layout()
     try:
         if cursor.take(len(MAGIC)) != MAGIC:
-            raise TraceFormatError(
-                f"{source.name} is no trace.dat: it does not begin as trace-cmd's files do"
-            )
+            raise TraceFormatError(f"{source.name} is no trace.dat: it does not begin as trace-cmd's files do")
         version = cursor.string(16)
         if version not in ("6", "7"):
             raise TraceFormatError(
@@ -145,8 +143,7 @@ def read_layout(source: Input) -> Layout:
         layout.version = int(version)
         if cursor.number(1):
             raise TraceFormatError(
-                f"{source.name} was written by a big-endian machine; only little-endian trace.dat files "
-                "are read"
+                f"{source.name} was written by a big-endian machine; only little-endian trace.dat files are read"
             )
         cursor.take(1)  # the size of user space's long; header_page tells the kernel's
         layout.page_size = _page_size(cursor.number(4), layout.page_size)
@@ -190,9 +187,7 @@ def _read_v6(source: Input, cursor: Cursor, layout: Layout) -> None:
             name = instance.string()
             _v6_buffer(source, Cursor(source.pread, at), layout, name, cpus)
         except Ended:
-            layout.damage.append(
-                f"buffer instance {printable(name)!r} lies outside the file; its events are lost"
-            )
+            layout.damage.append(f"buffer instance {printable(name)!r} lies outside the file; its events are lost")
 
 
 def _v6_buffer(source: Input, cursor: Cursor, layout: Layout, name: str, cpus: int) -> None:

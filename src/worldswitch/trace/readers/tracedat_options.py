@@ -207,13 +207,7 @@ def _number(data: bytes) -> int:
     if not found:
         return 0
     digits = found[2]
-    base = (
-        16
-        if digits[:2].lower() == "0x"
-        else 8
-        if digits.startswith("0") and set(digits) <= set("01234567")
-        else 10
-    )
+    base = 16 if digits[:2].lower() == "0x" else 8 if digits.startswith("0") and set(digits) <= set("01234567") else 10
     return -int(digits, base) if found[1] == "-" else int(digits, base)
 
 

@@ -115,9 +115,7 @@ class CpuPages:
 
     def _cut(self, header: bytes, window: memoryview) -> bool:
         """The file or the CPU's data ends within a chunk; whether anything of it is there."""
-        self._stop(
-            f"its data ends within a chunk at byte {self._at}, {self._left} of its chunks are lost or cut"
-        )
+        self._stop(f"its data ends within a chunk at byte {self._at}, {self._left} of its chunks are lost or cut")
         return len(header) == 8 and len(window) > 8
 
     def _stop(self, why: str) -> None:
@@ -185,9 +183,7 @@ class Arena:
         """This thread's index columns, room for a region full of the shortest records (12 bytes)."""
         if not hasattr(self._scratch, "columns"):
             n = self._region_words // 3 + 1
-            self._scratch.columns = tuple(
-                np.empty(n, kind) for kind in (np.uint16, np.int64, np.int32, np.int64)
-            )
+            self._scratch.columns = tuple(np.empty(n, kind) for kind in (np.uint16, np.int64, np.int32, np.int64))
         columns: tuple[NDArray[Any], ...] = self._scratch.columns
         return columns
 
