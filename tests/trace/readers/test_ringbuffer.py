@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tracedat_build as build
@@ -206,9 +206,7 @@ def test_types_without_a_format_are_malformed_and_counted(walk):
 
 
 def test_events_not_selected_are_counted(walk):
-    data = build.page(
-        0, build.record(build.alpha()), build.record(build.gamma(), 3), build.record(build.gamma(), 4)
-    )
+    data = build.page(0, build.record(build.alpha()), build.record(build.gamma(), 3), build.record(build.gamma(), 4))
     found = run(walk, data, selected=1)
     assert [slot for slot, *_ in found.events] == [0]
     assert found.counts == [1, 0, 2, 0]
@@ -241,6 +239,7 @@ pages = st.builds(
 
 @pytest.mark.skipif(not IS_COMPILED, reason="ringbuffer is not compiled here: nothing to compare")
 @given(st.one_of(st.binary(max_size=400), st.lists(pages, max_size=3).map(b"".join)), st.integers(0, 300))
+@settings(deadline=None)
 def test_compiled_and_uncompiled_agree_on_any_bytes(data, cut):
     data = data[: len(data) - cut] if cut < len(data) else data
     found, expected = run(ringbuffer.walk, data), run(WALKS["uncompiled"], data)

@@ -171,9 +171,7 @@ def test_unknown_sections_are_skipped():
 
 
 def test_statistics_say_what_was_lost(write):
-    stat = (
-        b"CPU: 0\nentries: 4\noverrun: 30\ncommit overrun: 2\nbytes: 9\ndropped events: 4\nread events: 1\n\0"
-    )
+    stat = b"CPU: 0\nentries: 4\noverrun: 30\ncommit overrun: 2\nbytes: 9\ndropped events: 4\nread events: 1\n\0"
     assert read(write(Spec(options=[(2, stat), (2, stat)]))).meta.lost == 72
 
 
@@ -233,9 +231,7 @@ def test_guest_times_are_shifted_to_the_host(write, flags, expected):
 
 def test_guests_are_noted(write):
     option = (13, b"vm1\0" + struct.pack("<QIIIII", 5, 2, 0, 4711, 1, 4712))
-    assert any(
-        "vm1" in note and "4711, 4712" in note for note in opened(write(Spec(options=[option]))).meta.notes
-    )
+    assert any("vm1" in note and "4711, 4712" in note for note in opened(write(Spec(options=[option]))).meta.notes)
 
 
 def test_sub_buffers_larger_than_a_page(write):
@@ -351,6 +347,7 @@ SOUND = {name: events(read(data)) for name, data in WHOLE.items()}
 
 @pytest.mark.parametrize("name", KINDS)
 @given(data=st.data())
+@settings(deadline=None)
 def test_a_file_cut_anywhere_gives_what_stands_before_the_cut(name, data):
     cut = data.draw(st.integers(0, len(WHOLE[name]) - 1))
     try:
@@ -383,7 +380,7 @@ def test_a_file_cut_in_its_last_pages_keeps_those_before(name, mark, nth):
 
 @pytest.mark.parametrize("name", KINDS)
 @given(data=st.data())
-@settings(suppress_health_check=[HealthCheck.too_slow])
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_flipped_bits_raise_nothing_else(name, data):
     damaged = bytearray(WHOLE[name])
     metadata_only = data.draw(st.booleans())
@@ -402,6 +399,7 @@ def test_flipped_bits_raise_nothing_else(name, data):
     st.binary(max_size=600),
     st.sampled_from(["6\0\0\x08\0\x10\0\0", "7\0\0\x08\0\x10\0\0none\0\0", "7\0", ""]),
 )
+@settings(deadline=None)
 def test_random_bytes_raise_nothing_else(data, start):
     try:
         read(tracedat.MAGIC + start.encode() + data)
@@ -495,9 +493,7 @@ def test_recordings_are_whole_and_name_their_kernel(name):
 
 def test_the_recorded_toggles_are_there():
     # tests/data/README.md: N single writes of CR0.WP, 300 in this recording.
-    trace = read(
-        (DATA / "vmx-5.10-ept/wp.trace.dat").read_bytes(), {"kvm_cr": None, "kvm_exit": ["exit_reason"]}
-    )
+    trace = read((DATA / "vmx-5.10-ept/wp.trace.dat").read_bytes(), {"kvm_cr": None, "kvm_exit": ["exit_reason"]})
     writes = trace.table("kvm_cr")
     assert np.count_nonzero((writes["cr"] == 0) & (writes["rw"] == 1)) == 300
     # Exit reason 28 is CR_ACCESS: SDM volume 3, appendix C.
