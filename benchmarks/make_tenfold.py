@@ -52,7 +52,7 @@ class Repeated:
     def _moved_id(self, tid: int, run: int) -> int:
         return tid + run * self._stride if tid > 0 else tid
 
-    def batches(self, selection: Selection | None = None) -> Iterator[Batch]:  # noqa: ARG002
+    def batches(self, selection: Selection | None = None) -> Iterator[Batch]:
         """All events of all runs (*selection* is for readers that decode)."""
         for run in range(self._times):
             for batch in self._batches:
@@ -107,9 +107,7 @@ def stat_counts(path: Path) -> dict[str, int]:
 def report_counts(path: Path) -> dict[str, int]:
     """Event name -> count, as ``trace-cmd report`` prints them."""
     counts: Counter[str] = Counter()
-    with subprocess.Popen(
-        ["trace-cmd", "report", "-i", str(path)], stdout=subprocess.PIPE, text=True
-    ) as report:
+    with subprocess.Popen(["trace-cmd", "report", "-i", str(path)], stdout=subprocess.PIPE, text=True) as report:
         assert report.stdout is not None
         for line in report.stdout:
             if found := re.match(r".*?\[\d+\]\s+\d+\.\d+: (\w+):", line):

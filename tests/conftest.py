@@ -12,9 +12,7 @@ DATA = Path(__file__).parent / "data"
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line(
-        "markers", "needs(*programs): skipped, by name, where one of these is not installed"
-    )
+    config.addinivalue_line("markers", "needs(*programs): skipped, by name, where one of these is not installed")
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

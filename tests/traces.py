@@ -55,9 +55,7 @@ def text_of(name: str, number: int, fields: list[tuple[str, str, int]]) -> str:
 @st.composite
 def formats(draw: st.DrawFn) -> dict[str, EventFormat]:
     """A few event formats with fields of every kind."""
-    names = draw(
-        st.lists(st.sampled_from(["kvm_exit", "kvm_entry", "kvm_cr", "other"]), min_size=1, unique=True)
-    )
+    names = draw(st.lists(st.sampled_from(["kvm_exit", "kvm_entry", "kvm_cr", "other"]), min_size=1, unique=True))
     made = {}
     for number, name in enumerate(names, 100):
         fields = []

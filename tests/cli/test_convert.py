@@ -40,9 +40,7 @@ def test_perf_data_to_parquet_to_perf_data_is_the_same(tmp_path: Path) -> None:
     assert flat(open_trace(tmp_path / "again.data")) == flat(open_trace(PERF))
 
 
-@pytest.mark.parametrize(
-    "arguments", [["--file-version", "6"], ["--compression", "zlib"], ["--compression", "zstd"]]
-)
+@pytest.mark.parametrize("arguments", [["--file-version", "6"], ["--compression", "zlib"], ["--compression", "zstd"]])
 def test_trace_dat_to_trace_dat_is_the_same(arguments: list[str], tmp_path: Path) -> None:
     run(DAT, "-o", tmp_path / "again.dat", *arguments)
     assert flat(open_trace(tmp_path / "again.dat")) == flat(open_trace(DAT))

@@ -97,9 +97,7 @@ def cut_up(batch: Batch, size: int) -> Iterator[Batch]:
 def test_many_pieces_are_merged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parquet, "_SPILL", 100)
     trace = perf_recording(RECORDING)
-    pieces = Trace(
-        [part for batch in trace.batches() for part in cut_up(batch, 70)], trace.meta, trace.formats
-    )
+    pieces = Trace([part for batch in trace.batches() for part in cut_up(batch, 70)], trace.meta, trace.formats)
     pieces.save(tmp_path / "t")
     assert flat(Trace.load(tmp_path / "t")) == flat(trace)
 

@@ -64,4 +64,5 @@ def test_slice_keeps_what_matches_all_limits(limits: dict[str, object], expected
 def test_streamed_and_held_slices_agree(whole: Trace, first: int, last: int) -> None:
     streamed = Trace.read(Sliced(whole, Limits(first, last)))
     assert flat(streamed) == flat(whole.slice(time=(first, last)))
+    assert sum(streamed.meta.events.values()) == len(streamed)
     assert flat(streamed) == [event for event in flat(whole) if first <= event[1] <= last]

@@ -27,9 +27,7 @@ def recording() -> dict[str, Any]:
 
 def test_each_exit_with_its_entry_is_a_slice_named_by_its_reason(recording: dict[str, Any]) -> None:
     slices = [event for event in recording["traceEvents"] if event["ph"] == "X"]
-    counts = {
-        name: sum(event["name"] == name for event in slices) for name in {event["name"] for event in slices}
-    }
+    counts = {name: sum(event["name"] == name for event in slices) for name in {event["name"] for event in slices}}
     # 300 single writes of CR0.WP and one HLT, which no entry follows; see tests/data/README.md.
     assert counts["CR_ACCESS"] == 300
     assert "HLT" not in counts
@@ -96,9 +94,7 @@ def test_two_exits_in_a_row_leave_one_without_entry() -> None:
 def test_hostile_names_are_escaped() -> None:
     zeros = np.zeros(1, np.int32)
     texts = np.array(['</script>"\\\x1b'], object)
-    batch = Batch(
-        ('e"\n',), np.zeros(1, np.uint16), np.ones(1, int), zeros, zeros + 7, zeros - 1, ({'te"xt': texts},)
-    )
+    batch = Batch(('e"\n',), np.zeros(1, np.uint16), np.ones(1, int), zeros, zeros + 7, zeros - 1, ({'te"xt': texts},))
     events = document(Trace([batch], Meta(comms={7: 'a"\x1b'})))["traceEvents"]
     assert events[-1]["name"] == 'e"\\n'
     assert events[-1]["args"] == {'te"xt': '</script>"\\\\x1b'}

@@ -54,9 +54,7 @@ class Target:
 
 @click.command()
 @click.argument("trace")
-@click.option(
-    "-o", "--output", required=True, metavar="OUT", help="File or folder to write; - is standard output."
-)
+@click.option("-o", "--output", required=True, metavar="OUT", help="File or folder to write; - is standard output.")
 @click.option("--to", type=click.Choice(FORMATS), help="Format.  [default: told by OUT's ending]")
 @click.option("--file-version", type=click.Choice(("6", "7")), help="Version of a trace.dat.  [default: 7]")
 @click.option(
@@ -66,12 +64,8 @@ class Target:
 )
 @click.option("--vcpu", type=click.IntRange(0), help="Only threads that run this vCPU.")
 @click.option("--pid", "tid", type=int, help="Only this thread, by the id in the trace.")
-@click.option(
-    "--vm", type=int, help="Only this VM: its process id (or thread id, where processes are unknown)."
-)
-@click.option(
-    "--time", metavar="A:B", help="Only events from A to B on the trace's clock, such as 36.2:36.3."
-)
+@click.option("--vm", type=int, help="Only this VM: its process id (or thread id, where processes are unknown).")
+@click.option("--time", metavar="A:B", help="Only events from A to B on the trace's clock, such as 36.2:36.3.")
 @options.as_json
 @options.as_python
 def convert(
@@ -122,9 +116,7 @@ def _target(output: str, to: str | None, file_version: str | None, compression: 
         choice = f"has {', '.join(known)}" if known else "has its own or none"
         raise UsageError(f"{chosen} has no compression {compression}; it {choice}")
     if file_version == "6" and compression not in (None, "none"):
-        raise UsageError(
-            "trace.dat version 6 has no compression; leave out --file-version 6 or --compression"
-        )
+        raise UsageError("trace.dat version 6 has no compression; leave out --file-version 6 or --compression")
     return Target(output, chosen, int(file_version or 7), compression or "none")
 
 
@@ -133,9 +125,7 @@ def _told_by_name(output: str) -> str:
         raise UsageError(f"-o - needs --to: one of {', '.join(FORMATS[1:])}")
     ending = "" if Path(output).is_dir() else Path(output).suffix.lower()
     if ending not in _ENDINGS:
-        raise UsageError(
-            f"{printable(output)!r} does not tell the format; add --to: one of {', '.join(FORMATS)}"
-        )
+        raise UsageError(f"{printable(output)!r} does not tell the format; add --to: one of {', '.join(FORMATS)}")
     return _ENDINGS[ending]
 
 
@@ -213,9 +203,16 @@ class _Counted:
 
     def __init__(self, source: EventSource) -> None:
         self._source = source
-        self.meta = source.meta
         self.formats = source.formats
         self.events = 0
+
+    @property
+    def meta(self) -> Any:
+        return self._source.meta
+
+    @meta.setter
+    def meta(self, meta: Any) -> None:
+        self._source.meta = meta
 
     def batches(self, selection: Any = None) -> Iterator[Any]:
         for batch in self._source.batches(selection):
@@ -271,9 +268,7 @@ def _report(source: EventSource, target: Target, written: Written, as_json: bool
             }
         )
     elif target.output != _STDOUT:
-        click.echo(
-            f"{written.events} events written to {printable(target.output)} ({target.format})", err=True
-        )
+        click.echo(f"{written.events} events written to {printable(target.output)} ({target.format})", err=True)
 
 
 def _python(trace: str, target: Target, limits: tuple[Any, ...]) -> str:
@@ -306,6 +301,4 @@ def _python(trace: str, target: Target, limits: tuple[Any, ...]) -> str:
     call = f"{function}(trace, {{}}{', ' + how if how else ''})"
     if target.output == _STDOUT:
         return "\n".join(["import sys", "", *lines, call.format(stream)])
-    return "\n".join(
-        [*lines, f"with open({target.output!r}, {mode!r}) as stream:", "    " + call.format("stream")]
-    )
+    return "\n".join([*lines, f"with open({target.output!r}, {mode!r}) as stream:", "    " + call.format("stream")])

@@ -62,9 +62,7 @@ def save(source: EventSource, path: str | Path) -> None:
         raise UsageError(f"{name} exists and is no saved trace; give another name or remove it")
     try:
         target.absolute().parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(
-            dir=target.absolute().parent, prefix=f".{target.name[:100]}."
-        ) as work:
+        with tempfile.TemporaryDirectory(dir=target.absolute().parent, prefix=f".{target.name[:100]}.") as work:
             whole = Path(work) / "whole"
             whole.mkdir()
             _Folder(whole, Path(work)).write(source)
@@ -132,9 +130,7 @@ def _document(folder: Path, name: str) -> dict[str, Any]:
         raise TraceFormatError(f"{name} is not a saved trace: {_META} is of another kind")
     if document.get("version") != VERSION:
         version = printable(repr(document.get("version")))[:40]
-        raise TraceFormatError(
-            f"{name} was saved in version {version} of the format; this worldswitch reads {VERSION}"
-        )
+        raise TraceFormatError(f"{name} was saved in version {version} of the format; this worldswitch reads {VERSION}")
     return document
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from worldswitch.record.trace import UNKNOWN_PID, Batch, EventSource, Selection, Trace
+from worldswitch.record.trace import UNKNOWN_PID, Batch, EventSource, Meta, Selection, Trace
 
 VCPU_EVENTS: Selection = {"kvm_exit": ("vcpu_id",), "kvm_entry": ("vcpu_id",)}
 """All that :func:`threads_of_vcpu` needs decoded."""
@@ -75,14 +76,31 @@ class Sliced:
     def __init__(self, source: EventSource, limits: Limits) -> None:
         self._source = source
         self._limits = limits
-        self.meta = source.meta
+        self._final: Meta | None = None
         self.formats = source.formats
+
+    @property
+    def meta(self) -> Meta:
+        """The source's; once all events are given, with the counts and times of those."""
+        return self._final or self._source.meta
+
+    @meta.setter
+    def meta(self, meta: Meta) -> None:
+        self._final = meta
 
     def batches(self, selection: Selection | None = None) -> Iterator[Batch]:
         """The matching events in time order."""
+        counts: Counter[str] = Counter()
+        first = last = None
         for batch in self._source.batches(selection):
             rows = self._limits.rows(batch)
-            if len(rows) == len(batch):
-                yield batch
-            elif len(rows):
-                yield batch.take(rows)
+            if not len(rows):
+                continue
+            part = batch if len(rows) == len(batch) else batch.take(rows)
+            first = int(part.time[0]) if first is None else first
+            last = int(part.time[-1])
+            for name, count in zip(part.events, np.bincount(part.order, minlength=len(part.events)), strict=True):
+                counts[name] += int(count)
+            yield part
+        events = {name: count for name, count in counts.items() if count}
+        self._final = replace(self._source.meta, events=events, first_ns=first, last_ns=last)

@@ -8,7 +8,7 @@ JavaScript's numbers end at 2^53. Format: "Trace Event Format", Google, 2016.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import IO, Any
 
@@ -21,9 +21,7 @@ from worldswitch.trace.writers.catalog import Written
 from worldswitch.x86.exits import ExitTables, reason_name
 from worldswitch.x86.registers import bit_names
 
-_HEX = frozenset(
-    ("rip", "guest_rip", "info1", "info2", "intr_info", "error_code", "gpa", "gfn", "val", "data")
-)
+_HEX = frozenset(("rip", "guest_rip", "info1", "info2", "intr_info", "error_code", "gpa", "gfn", "val", "data"))
 _TOLD_OTHERWISE = frozenset(("isa", "exit_reason", "vcpu_id"))
 _SAFE = 1 << 53
 
@@ -139,11 +137,20 @@ class _Writer:
         index = batch.events.index("kvm_exit")
         table = batch.tables[index]
         n = int(np.count_nonzero(batch.order == index))
-        isas, reasons = (table[c].tolist() if c in table else [0] * n for c in ("isa", "exit_reason"))
-        vcpus: list[int | None] = table["vcpu_id"].tolist() if "vcpu_id" in table else [None] * n
+        isas, reasons = (_integers(table, name) or [0] * n for name in ("isa", "exit_reason"))
+        vcpus: Sequence[int | None] = _integers(table, "vcpu_id") or [None] * n
         keys = list(zip(isas, reasons, strict=True))
         names = {key: json.dumps(reason_name(*key, self._tables)) for key in set(keys)}
         return [(names[key], vcpu) for key, vcpu in zip(keys, vcpus, strict=True)]
+
+
+def _integers(table: Columns, name: str) -> list[int] | None:
+    """A column's values, if there is such a column and its values are numbers."""
+    column = table.get(name)
+    if column is None or column.ndim != 1 or column.dtype.kind not in "iub":
+        return None
+    values: list[int] = column.astype(np.int64 if column.dtype.kind == "b" else column.dtype).tolist()
+    return values
 
 
 def _vm(tid: int, pid: int) -> int:
@@ -183,8 +190,9 @@ def _writes(batch: Batch) -> Iterator[tuple[int, int, int] | None]:
         return
     index = batch.events.index("kvm_cr")
     table = batch.tables[index]
-    if all(name in table for name in ("rw", "cr", "val")):
-        yield from zip(*(table[name].tolist() for name in ("rw", "cr", "val")), strict=True)
+    rw, cr, val = (_integers(table, name) for name in ("rw", "cr", "val"))
+    if rw is not None and cr is not None and val is not None:
+        yield from zip(rw, cr, val, strict=True)
     else:
         yield from [None] * int(np.count_nonzero(batch.order == index))
 

@@ -18,6 +18,7 @@ from worldswitch.trace.readers.perfdata import PerfData
 from worldswitch.trace.readers.source import Input
 from worldswitch.trace.readers.text import TextTrace
 from worldswitch.trace.writers.perfdata import PerfOptions, write_perfdata
+from worldswitch.trace.writers.tracedat import write_tracedat
 
 WAYS = {
     "plain": PerfOptions(),
@@ -155,6 +156,14 @@ def test_a_record_too_large_for_the_kernel_is_skipped_and_counted() -> None:
     result = write_perfdata(Trace([batch], Meta(), {"huge": form}), io.BytesIO())
     assert result.events == 0
     assert result.skipped == {"huge": 2}
+
+
+def test_rows_of_a_table_are_no_events() -> None:
+    zeros = np.zeros(2, np.int32)
+    table = {"mean_ns": np.array([1.5, float("nan")])}
+    trace = Trace([Batch(("perf_kvm_stat",), np.zeros(2, np.uint16), np.zeros(2, int), zeros, zeros, zeros, (table,))])
+    assert write_perfdata(trace, io.BytesIO()).skipped == {"perf_kvm_stat": 2}
+    assert write_tracedat(trace, io.BytesIO()).skipped == {"perf_kvm_stat": 2}
 
 
 def test_a_long_text_is_cut_not_overflowing() -> None:

@@ -32,11 +32,13 @@ class Catalog:
         self._source = source
         self._generated: dict[str, EventFormat] = {}
 
-    def format(self, name: str, columns: Columns) -> EventFormat:
-        """The format to write *name* with."""
+    def format(self, name: str, columns: Columns) -> EventFormat | None:
+        """The format to write *name* with; None for a row of a table, which is no event (it has fractions)."""
         own = self._source.formats.get(name)
         if own is not None and own.text:
             return own
+        if any(column.dtype.kind == "f" for column in columns.values()):
+            return None
         made = self._generated.get(name)
         if made is None:
             taken = {f.id for f in (*self._source.formats.values(), *self._generated.values())}

@@ -110,18 +110,19 @@ def place(
     """Copy each record to its place.
 
     Args:
-        out: Words (u4 or u8) that all records' sizes and starts are multiples of.
+        out: Where to; contiguous, of any type.
         starts: The byte each of the *rows* begins at.
         where: The rows' layout.
         rows: What :func:`records` made.
         behind: What :func:`tails` made, if the event has dynamic fields.
     """
-    words = rows.view(out.dtype).reshape(len(rows), -1)
-    first = starts // out.dtype.itemsize
-    for word in range(words.shape[1]):
-        out[first + word] = words[:, word]
+    flat = out.view(np.uint8)
+    whole = np.dtype((np.void, where.dtype.itemsize))
+    if len(rows):
+        # Every byte of the buffer as the beginning of a whole record: numpy then copies record by record.
+        anywhere = np.ndarray((len(flat) - whole.itemsize + 1,), whole, flat.data, 0, (1,))
+        anywhere[starts] = rows.view(whole)
     if behind:
-        flat = out.view(np.uint8)
         for at, blob in zip((starts + where.head + where.size).tolist(), behind, strict=True):
             flat[at : at + len(blob)] = np.frombuffer(blob, np.uint8)
 

@@ -40,7 +40,8 @@ def write_ftrace_text(source: EventSource, stream: IO[str]) -> Written:
                 continue
             columns = batch.tables[index]
             if name not in printers:
-                printers[name] = plain_printer if list(columns) == ["text"] else printer(catalog.format(name, columns))
+                form = None if list(columns) == ["text"] else catalog.format(name, columns)
+                printers[name] = printer(form) if form else plain_printer
             label = printable(name.removesuffix(":unparsed").rpartition(":")[2])
             lines[rows] = [f"{label}: {text}" for text in printers[name](columns, len(rows))]
         stream.write(_text(batch, lines.tolist(), source.meta.comms, tgids))

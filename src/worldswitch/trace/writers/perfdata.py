@@ -76,6 +76,7 @@ class _Writer:
     lost: int = 0
     cpus: int = 0
     isa: int = 0
+    first: int | None = None
     last: int = 0
     compressor: Any = None
     sample: SampleLayout = field(init=False)
@@ -118,6 +119,7 @@ class _Writer:
             self.stream.write(data)
         self.stream.write(struct.pack("<IHH", _FINISHED_ROUND, 0, 8))
         self.written.events += count
+        self.first = int(batch.time[0]) if self.first is None else self.first
         self.last = max(self.last, int(batch.time[-1]))
 
     def _facts(self, batch: Batch) -> None:
@@ -135,7 +137,11 @@ class _Writer:
         forms = self._known()
         for index, name in enumerate(batch.events):
             if name not in self.events and present[index]:
-                forms[name] = self.catalog.format(name, batch.tables[index])
+                form = self.catalog.format(name, batch.tables[index])
+                if form is None:
+                    self.events[name] = None
+                else:
+                    forms[name] = form
         self._take(forms)
 
     def _known(self) -> dict[str, EventFormat]:
@@ -264,8 +270,8 @@ class _Writer:
         features[perfheader.TRACING_DATA] = tracing_data((e.format for e in used), meta.comms)
         described = [(f"{e.format.system}:{e.format.name}", self.sample.attribute(e.format.id), e.id) for e in used]
         features[perfheader.EVENT_DESC] = perfheader.event_descriptions(described)
-        if meta.first_ns is not None and meta.last_ns is not None:
-            features[perfheader.SAMPLE_TIME] = struct.pack("<qq", meta.first_ns, meta.last_ns)
+        if self.first is not None:
+            features[perfheader.SAMPLE_TIME] = struct.pack("<qq", self.first, self.last)
         self.stream.write(perfheader.feature_section(features, start + size))
         ids = self.stream.tell()
         self.stream.write(b"".join(struct.pack("<Q", e.id) for e in used))

@@ -92,7 +92,9 @@ def _page(found: re.Match[str]) -> str:
 def _shown(value: Any) -> str:
     if isinstance(value, bytes):
         return value.hex()
-    return printable(str(value)) if isinstance(value, str) else str(int(value))
+    if isinstance(value, int):
+        return str(int(value))  # a bool as 0 or 1
+    return printable(str(value))
 
 
 def _values(column: NDArray[Any]) -> list[Any]:
@@ -118,7 +120,7 @@ class _Translation:
         self._text = text
         self._at = 0
         self._used: dict[str, str] = {}
-        self._constants: dict[str, Any] = {"symbolic": _symbolic, "flags": _flags, "printable": printable}
+        self._constants: dict[str, Any] = {"symbolic": _symbolic, "flags": _flags, "shown": _shown}
         self._token: tuple[str, str] = ("", "")
         self._next()
 
@@ -258,7 +260,7 @@ class _Translation:
             self._expect("]")
             return f"{variable}[{index} % len({variable})]" if field and field.kind is Kind.BYTES else "0"
         if field is not None and field.kind in (Kind.TEXT, Kind.DYNAMIC, Kind.RELATIVE):
-            return f"printable({variable})"
+            return f"shown({variable})"
         return variable
 
     def _call(self, name: str) -> str:

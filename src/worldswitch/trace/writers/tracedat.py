@@ -81,6 +81,7 @@ class _Spool:
         compress = compressor(options.compression)
         self.buffers = {name: RingPages(options.absolute, compress) for name in ("", *options.instances.values())}
         self.formats: dict[str, EventFormat] = {}
+        self._seen: set[str] = set()
         self._layouts: dict[str, Layout] = {}
         self._catalog = Catalog(source)
         self._lost = 0
@@ -108,6 +109,9 @@ class _Spool:
                 buffer.add(part, self._layouts)
         for buffer in self.buffers.values():
             buffer.flush(self._layouts)
+        if self.meta.lost > self._lost:
+            left = self.meta.lost - self._lost
+            self.written.notes.append(f"{left} events lost after the last one have no mark in a trace.dat")
         if self._knew_processes:
             self.written.notes.append(
                 "trace.dat names threads, not processes: which thread is of which VM is not in it"
@@ -121,11 +125,12 @@ class _Spool:
         self._knew_processes |= bool((batch.pid != UNKNOWN_PID).any())
         present = np.bincount(batch.order, minlength=len(batch.events))
         for index, name in enumerate(batch.events):
-            if present[index] and name not in self.formats:
-                self.formats[name] = self._catalog.format(name, batch.tables[index])
-                where = page_layout(self.formats[name])
-                if where is not None:
-                    self._layouts[name] = where
+            if present[index] and name not in self._seen:
+                self._seen.add(name)
+                form = self._catalog.format(name, batch.tables[index])
+                where = page_layout(form) if form else None
+                if form and where:
+                    self.formats[name], self._layouts[name] = form, where
             if present[index] and name not in self._layouts:
                 self.written.skipped[name] += int(present[index])
 
@@ -137,7 +142,7 @@ class _Spool:
         return batch.take(np.flatnonzero(np.array(mine, bool)[batch.order]))
 
     def _belongs(self, name: str, instance: str) -> bool:
-        if name not in self.formats:
+        if name not in self._seen:
             return True  # none has come yet, so there is nothing to keep apart
         return name in self._layouts and self.options.instances.get(name, "") == instance
 
