@@ -51,7 +51,7 @@ def _about(result: Account) -> str:
             (
                 "host",
                 ", ".join(
-                    part for part in (meta.cpu_model or meta.vendor, f"{meta.cpus} CPUs" if meta.cpus else None) if part
+                    part for part in (meta.cpu_model or meta.vendor, f"{meta.cpus} CPU{'s' * (meta.cpus != 1)}" if meta.cpus else None) if part
                 ),
             ),
             ("kernel", meta.kernel),
