@@ -1,5 +1,7 @@
 """Traces as people paste them. The shapes are from public mails, issues and chats; see tests/data/README.md."""
 
+# ruff: noqa: E501 - lines of tools are as long as they are
+
 from __future__ import annotations
 
 import html

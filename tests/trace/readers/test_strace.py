@@ -1,5 +1,7 @@
 """strace's output. Forms: strace(1) and a recording of strace 6.1."""
 
+# ruff: noqa: E501 - lines of tools are as long as they are
+
 from __future__ import annotations
 
 from pathlib import Path

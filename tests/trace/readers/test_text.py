@@ -1,5 +1,7 @@
 """Trace texts: who, where and when of each dialect, headers, losses, selection, order, damage."""
 
+# ruff: noqa: E501 - lines of tools are as long as they are
+
 from __future__ import annotations
 
 from pathlib import Path
@@ -209,6 +211,21 @@ def test_an_unknown_reason_gets_a_stable_number_and_keeps_its_name():
     assert source.reason_names == {found[0]: "SYSCALL_PVM"}
     assert exits("reason SYSCALL_PVM rip 0x1 info 0 0")[0][0] == found[0]
     assert any("SYSCALL_PVM" in note for note in source.meta.notes)
+
+
+def test_a_reason_that_is_no_utf8():
+    _, source = read(b"a-1 [000] 1.5: kvm_exit: reason B\xffD rip 0x1 info 0 0\n")
+    assert list(source.reason_names.values()) == ["B\\xffD"]
+
+
+def test_names_too_long_to_be_names_cost_their_line_only():
+    long = "x" * 200
+    trace, source = read(
+        f"a-1 [000] 1.1: {long}: y\na-1 [000] 1.2: kvm_exit: reason {long} rip 0x1 info 0 0\n"
+        "a-1 [000] 1.3: kvm_exit: reason HLT rip 0x1 info 0 0\na-1 [000] 1.4: other: z\n"
+    )
+    assert source.meta.events == {"kvm_exit": 1, "other": 1}
+    assert (source.meta.skipped_lines, source.meta.malformed, len(trace)) == (1, 1, 2)
 
 
 def test_exits_that_do_not_name_their_vcpu_get_the_one_their_thread_entered():

@@ -1,5 +1,7 @@
 """Tables of perf kvm stat, kvm_stat and kvm-unit-tests."""
 
+# ruff: noqa: E501 - lines of tools are as long as they are
+
 from __future__ import annotations
 
 import math

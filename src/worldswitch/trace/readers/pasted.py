@@ -47,7 +47,7 @@ _CHAT = re.compile(
 )
 _MARKS = re.compile(r"\s*(?:[*•+-]\s+|[A-Z]:\s+|`+)(?=\S)|^[+-](?=\s)")
 _CUT = re.compile(
-    r"\s*(?:(?<!\()(?:\.{3,}|…)|\[(?:\.{2,}|…|snip\w*|cut)\]|<(?:snip\w*|cut)>|`+|\\)\s*\Z", re.IGNORECASE
+    r"(?:(?<![(.])\.{3,}|…|\[(?:\.{2,3}|…|snip\w{0,8}|cut)\]|<(?:snip\w{0,8}|cut)>|(?<!`)`+|\\)\Z", re.IGNORECASE
 )
 
 _WHO = r"\S[^\n]{0,60}?-\d{1,9}\s+(?:\(\s*(?:\d+|-+)\)\s*)?\[\d{1,6}\]"
@@ -165,7 +165,7 @@ def _bare_line(line: str) -> str:
         found = prefix.match(line)
         if found and _starts_event(line[found.end() :]):
             line = line[found.end() :]
-    return _CUT.sub("", line)
+    return _CUT.sub("", line).rstrip()
 
 
 def _starts_event(line: str) -> bool:
@@ -217,10 +217,7 @@ def _continues(pending: str, line: str, gap: bool) -> bool:
             or word in words
             or token in words
             or _COLONED.match(word)
-            or (
-                _HEX.match(word)
-                and (any(c.isdigit() for c in word) or last in keys or event == "kvm_emulate_insn")
-            )
+            or (_HEX.match(word) and (any(c.isdigit() for c in word) or last in keys or event == "kvm_emulate_insn"))
             or (last == "reason" and _WORD.match(word))
             or (event == "kvm_userspace_exit" and word.startswith("KVM_EXIT_"))
         ):

@@ -54,9 +54,7 @@ def sniff(head: bytes) -> bool:
     for data in head[: 1 << 16].splitlines()[:200]:
         line = data[:4096].decode("utf-8", "backslashreplace")
         found = _LINE.match(line)
-        if found and (
-            _RESULT.search(line) or "<unfinished" in line or found["rest"][:3] in ("---", "+++", "<..")
-        ):
+        if found and (_RESULT.search(line) or "<unfinished" in line or found["rest"][:3] in ("---", "+++", "<..")):
             calls += 1
         elif line.strip() and not line.startswith("strace: "):
             others += 1
@@ -184,9 +182,7 @@ class Strace:
         self.meta.first_ns = min(
             [row[0] for row in rows] + ([] if self.meta.first_ns is None else [self.meta.first_ns])
         )
-        self.meta.last_ns = max(
-            [row[0] for row in rows] + ([] if self.meta.last_ns is None else [self.meta.last_ns])
-        )
+        self.meta.last_ns = max([row[0] for row in rows] + ([] if self.meta.last_ns is None else [self.meta.last_ns]))
         if not keep:
             return
         at = [list(_COLUMNS).index(name) for name in wanted]

@@ -36,10 +36,8 @@ _VALUES = 1 << 20
 _MOST_EVENTS = 4000
 _UNPARSED = ":unparsed"
 
-_EVENT_LINE = re.compile(
-    rb"(?:.*?[-\s/]\d{1,10}\s.*?|.*?\s|)\d+(?:\.\d+)?:\s+(?:\(\+?\d+\)\s+)?(?:\d+\s+)?"
-    rb"(?:[\w-]+:)*[A-Za-z_][\w.-]*:(?:\s|$)"
-)
+_TIME = re.compile(rb"(?<![^\s])\d{1,18}(?:\.\d{1,9})?:(?=\s)")
+_EVENT = re.compile(rb"\s+(?:\(\+?\d{1,18}\)\s+)?(?:\d{1,18}\s+)?(?:[\w-]{1,80}:){0,3}[A-Za-z_][\w.-]{0,80}:(?:\s|$)")
 
 
 class Lines(Protocol):
@@ -62,7 +60,7 @@ def event_share(head: bytes) -> tuple[int, int]:
     events = others = 0
     meta = Meta()
     for line in head[: 1 << 16].splitlines()[:500]:
-        if len(line) < 4096 and _EVENT_LINE.match(line):
+        if len(line) < 4096 and any(_EVENT.match(line, time.end()) for time in _TIME.finditer(line)):
             events += 1
         elif line.strip() and not textodd.take_header(line[:4096].decode("latin-1"), meta):
             others += 1
@@ -139,9 +137,9 @@ class TextTrace:
                 if why == codes.FULL:
                     yield from self._flush(order, selection)
                 elif why == codes.NEW_EVENT:
-                    self._new_event(self._word(), selection)
+                    self._learn_event(selection)
                 elif why == codes.NEW_REASON:
-                    self._new_reason(self._word())
+                    self._new_reason()
                 else:
                     self._odd(selection)
                     scanner.at = scanner.next_line
@@ -179,12 +177,20 @@ class TextTrace:
     def _line(self, begin: int, end: int) -> str:
         return bytes(self._text[begin:end]).decode("utf-8", "backslashreplace")
 
+    def _learn_event(self, selection: Selection | None) -> None:
+        scanner = self._scanner
+        if self._new_event(self._word(), selection) < 0:
+            self._other(self._line(scanner.at, min(scanner.line_end, scanner.at + 4096)))
+            scanner.at = scanner.next_line
+
     def _new_event(self, name: str, selection: Selection | None) -> int:
         """Give event *name* a number, and the matcher what it needs to take it."""
         number = self._numbers.get(name)
         if number is not None:
             return number
-        if len(self._names) >= _MOST_EVENTS or len(name) > LARGEST_WORD:
+        if len(name) > LARGEST_WORD:
+            return -1
+        if len(self._names) >= _MOST_EVENTS:
             self._close("events")
             return -1
         number = self._numbers[name] = len(self._names)
@@ -198,11 +204,18 @@ class TextTrace:
             self._words.programs[number] = codes.AS_TEXT
         return number
 
-    def _new_reason(self, name: str) -> None:
-        if len(name) > LARGEST_WORD or self._words.full or len(self.reason_names) >= _MOST_EVENTS:
+    def _new_reason(self) -> None:
+        """Give the exit reason the scanner stopped at a number; the bytes as they are, or it would stop again."""
+        scanner = self._scanner
+        word = bytes(self._text[scanner.word_from : scanner.word_to])
+        if self._words.full or len(self.reason_names) >= _MOST_EVENTS:
             self._close("exit reasons")
             return
-        self._words.add(codes.REASONS, name.encode("utf-8", "surrogateescape"), self._reason(name))
+        if len(word) > LARGEST_WORD:
+            self.meta.malformed += 1
+            scanner.at = scanner.next_line
+            return
+        self._words.add(codes.REASONS, word, self._reason(word.decode("utf-8", "backslashreplace")))
 
     def _reason(self, name: str) -> int:
         """``isa << 32 | reason``; a name nobody knows gets a number of its own and is put down."""
@@ -214,6 +227,8 @@ class TextTrace:
         return known[0] << 32 | known[1]
 
     def _close(self, what: str) -> None:
+        if self._scanner.closed:
+            return
         self._scanner.closed = True
         self.meta.notes.append(f"more different names of {what} than a trace has; lines with further ones were skipped")
 
@@ -267,8 +282,10 @@ class TextTrace:
         begin = end - len(data)
         if program <= 0 or begin < 0 or self._text[begin:end] != data:
             return -1
-        while (what := scanner.match(program, number, begin, end)) == codes.NEW_REASON:
-            self._new_reason(self._word())
+        what = scanner.match(program, number, begin, end)
+        if what == codes.NEW_REASON and scanner.word_to - scanner.word_from <= LARGEST_WORD:
+            self._new_reason()
+            what = scanner.match(program, number, begin, end)
         return scanner.used - len(self._templates[number].slots) if what == codes.TAKEN else -1
 
     def _loose(self, number: int, body: str) -> dict[str, int] | None:

@@ -15,7 +15,7 @@ from worldswitch.trace.readers.textforms import FORMS
 from worldswitch.trace.readers.texttemplates import Template
 
 _LOST = re.compile(r"CPU[: ]\s*\d+ \[\s*(?:LOST )?(\d+)?\s*EVENTS?(?: DROPPED)?\s*\]")
-_PERF_LOST = re.compile(r"PERF_RECORD_LOST(?:_SAMPLES)?:?\s.*?lost[:\s]+(\d+)|and lost (\d+) chunks")
+_PERF_LOST = re.compile(r"PERF_RECORD_LOST(?:_SAMPLES)?:?\s.{0,80}?lost[:\s]+(\d+)|and lost (\d+) chunks")
 _WRITTEN = re.compile(r"entries-in-buffer/entries-written: (\d+)/(\d+)(?:\s+#P:(\d+))?")
 _PERF_HEADER = re.compile(r"# (hostname|os release|cpudesc|nrcpus online|cmdline)\s*: (.+)")
 _CPUS = re.compile(r"(?:version = \d+\s*)?cpus=(\d{1,6})\s*\Z")
