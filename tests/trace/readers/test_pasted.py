@@ -89,6 +89,27 @@ def test_broken_after_any_word(width):
     same(wrapped(CLEAN, width))
 
 
+def test_perf_script_broken_in_its_head():
+    trace, source = pasted_trace(
+        "         qemu-kvm 12345/12347 [003]\n123.456789:                      kvm:kvm_exit: vcpu 0 reason MSR_WRITE rip\n"
+        "0xffffffff81234567 info1 0x0000000000000000 info2 0x0000000000000000\nintr_info 0x00000000 error_code 0x00000000\n"
+        " qemu-kvm 12345/12347 [003] 123.456799: kvm:kvm_entry: vcpu\n0\n"
+    )
+    assert [trace.table("kvm_exit")[name][0] for name in ("pid", "tid", "cpu", "exit_reason")] == [12345, 12347, 3, 32]
+    assert source.meta.skipped_lines == 0
+
+
+def test_broken_between_name_and_cpu():
+    trace, source = pasted_trace("qemu-5665\n [000] d..1 280.971123: kvm_exit: reason HLT rip 0x1 info 0 0\n")
+    assert trace.table("kvm_exit")["tid"].tolist() == [5665]
+    assert source.meta.skipped_lines == 0
+
+
+def test_prose_that_ends_like_a_head_takes_no_event():
+    same("see the commit abc-123\n" + CLEAN)
+    same("I had qemu-9928  [022]\n" + CLEAN)
+
+
 @pytest.mark.parametrize("width", [40, 66, 76])
 def test_quoted_and_broken(width):
     same(wrapped(CLEAN, width, prefix=">> "))

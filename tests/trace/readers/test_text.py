@@ -34,6 +34,8 @@ HEADS = {
         ("kvmlab", 110, -1, 12, 36237888000),
     ),
     "no flags": (f"    kvm-5664  [000] 11906.220178: {BODY}", ("kvm", 5664, -1, 0, 11906220178000)),
+    "comm with dots": (f"   a.b..c-110  [000] d..1. 36.237888: {BODY}", ("a.b..c", 110, -1, 0, 36237888000)),
+    "comm unknown": (f"   <...>-110  [000] d..1. 36.237888: {BODY}", (None, 110, -1, 0, 36237888000)),
     "six flags": (
         f" CPU 0/KVM-7289 [023] dNh3.1 2925.640961: {BODY}",
         ("CPU 0/KVM", 7289, -1, 23, 2925640961000),
@@ -148,6 +150,26 @@ def test_the_header_of_perf_script_names_the_kernel():
 def test_lines_that_are_no_events_are_counted():
     _, source = read("Hello\n\n a-1 [000] 1.5: kvm_fpu: load\n note 3: that: this\n some_func <-caller\n")
     assert (source.meta.skipped_lines, source.meta.events) == (3, {"kvm_fpu": 1})
+
+
+def test_stacks_below_events_are_not_skipped_lines():
+    data = (
+        "qemu 9 [000] 1.5: kvm:kvm_fpu: load\n\tffffffff81234567 kvm_vcpu_ioctl+0x1 ([kvm])\n\t    7f0012345678 ioctl (libc.so.6)\n\n"
+        "qemu-9 [000] .... 1.6: <stack trace>\n => kvm_vcpu_ioctl\n"
+    )
+    _, source = read(data)
+    assert (source.meta.events, source.meta.skipped_lines) == ({"kvm_fpu": 1}, 1)
+    assert text.sniff(data.encode())
+
+
+def test_the_usual_forms_are_not_left_to_the_slow_path(monkeypatch):
+    monkeypatch.setattr(text.TextTrace, "_odd", lambda *_: pytest.fail("an odd line"))
+    usual = [
+        line
+        for form, (line, _) in HEADS.items()
+        if form not in ("perf time only", "perf event only", "perf comm and time", "cpu only")
+    ]
+    assert read("\n".join(usual))[1].meta.events == {"kvm_entry": len(usual)}
 
 
 def test_raw_counts_are_said_to_be_no_nanoseconds():

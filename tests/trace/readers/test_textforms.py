@@ -225,6 +225,8 @@ LINES = [
         "apicid 3 vec 236 (Fixed|edge)",
         {"apicid": 3, "vec": 236, "delivery_mode": 0, "level": False},
     ),
+    ("kvm_apic", "apic_write APIC_EOI = 0x0", {"rw": 1, "reg": 0xB0, "val": 0}),
+    ("kvm_apic", "apic_read APIC_ICR = 0xffffffffff", {"rw": 0, "reg": 0x300, "val": 0xFFFFFFFFFF}),
     ("kvm_eoi", "apicid 0 vector 236", {"apicid": 0, "vector": 236}),
     (
         "kvm_write_tsc_offset",

@@ -53,12 +53,16 @@ _CUT = re.compile(
 _WHO = r"\S[^\n]{0,60}?-\d{1,9}\s+(?:\(\s*(?:\d+|-+)\)\s*)?\[\d{1,6}\]"
 _HEAD = re.compile(
     rf"\s*(?:{_WHO}|(?:\S[^\n]{{0,60}}?\s)?\d{{1,9}}(?:/\d{{1,9}})?\s+(?:\[\d{{1,6}}\]\s+)?\d+\.\d{{3,9}}:(?:\s|\Z)"
-    r"|\d+\.\d{3,9}:(?:\s|\Z))"
+    r"|\d+\.\d{3,9}:(?:\s|\Z)"
+    r"|\S[^\n]{0,60}?-\d{1,9}\Z|\S[^\n]{0,60}?\s\d{1,9}(?:/\d{1,9})?\s+\[\d{3,6}\]\Z)"
+)
+_REST_OF_HEAD = re.compile(
+    r"\s*(?:\(\s*[\d-]+\)\s*)?(?:\[\d{1,6}\]\s*)?(?:[.\w#]{1,10}(?:\s+|\Z))?(?:\d{1,12}\.\d{1,9}:|\Z)"
+    r"|\s*(?:[\w-]{1,80}:){0,3}[A-Za-z_][\w.-]{0,80}:(?:\s|\Z)"
 )
 _WHOLE_HEAD = re.compile(
     r".*?\s?\d+(?:\.\d{1,9})?:\s+(?:\(\+?\d+\)\s+)?(?:\d+\s+)?(?:[\w-]+:)*([A-Za-z_][\w.-]*):(?:\s|\Z)"
 )
-_FLAGS = re.compile(r"[.\w#]{1,10}\Z")
 _BARE = re.compile(r"\s*(?:CPU\s*\d+:?\s+)?(?:(?:kvm|kvmmmu):)?(\w+):(?:\s|\Z)")
 _WORD = re.compile(r"[A-Za-z_#][\w/-]*")
 _KEY = re.compile(r"([A-Za-z_][\w-]*)[\s:=]*\{")
@@ -201,7 +205,9 @@ def _continues(pending: str, line: str, gap: bool) -> bool:
     event = _event_of(pending)
     if event is None:
         joined = f"{pending} {line.strip()}"
-        return _event_of(joined) is not None or _FLAGS.match(line.strip()) is not None
+        return _REST_OF_HEAD.match(line) is not None and (
+            _event_of(joined) is not None or (_HEAD.match(joined) is not None and "[" in joined)
+        )
     if _starts_event(line):
         return False
     if event not in FORMS:
@@ -216,6 +222,7 @@ def _continues(pending: str, line: str, gap: bool) -> bool:
             not word
             or word in words
             or token in words
+            or word.partition("=")[0] in words
             or _COLONED.match(word)
             or (_HEX.match(word) and (any(c.isdigit() for c in word) or last in keys or event == "kvm_emulate_insn"))
             or (last == "reason" and _WORD.match(word))

@@ -72,7 +72,7 @@ def sniff(head: bytes) -> bool:
 
     What people pasted is for :mod:`worldswitch.trace.readers.pasted`, which reads this too, but slowly.
     """
-    if b"\0" in head[:4096]:
+    if b"\0" in head[:4096] or re.search(rb"(?m)^\s*[>|].*:\s+kvm_", head[: 1 << 14]):
         return False
     events, others = event_share(head)
     return events > 0 and (others <= 1 or others * 20 <= events)

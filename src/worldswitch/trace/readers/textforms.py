@@ -7,7 +7,7 @@ are here.
 Notation of a template::
 
     {name}        a decimal number             {name:x}      hexadecimal, with or without 0x
-    {name:-}      a decimal number, negated    {name:a|b}    one of these words: 0, 1, ...
+    {name:-}      a decimal number, negated    {name:a|b}    one of these words: 0, 1, ...; a=7: 7
     {name=1}      sets a constant              {name:reason} an exit reason: isa << 32 | number
     {name:rwxu}   permission letters           {name:pferr}  page-fault flags: P|W|U|RSVD|F
     {name:bytes}  hex bytes up to "("          {*}           any one word
@@ -78,6 +78,14 @@ _ACCEPT = Form(
     "apicid:u4 vec:u1 delivery_mode:u1 level:b",
     (f"apicid {{apicid:x}} vec {{vec}} ({{delivery_mode:{_DELIVERY}}}|{{level:edge|level}})",),
 )
+_APIC_REGISTERS = (
+    "APIC_ID=0x20|APIC_LVR=0x30|APIC_TASKPRI=0x80|APIC_ARBPRI=0x90|APIC_PROCPRI=0xA0|APIC_EOI=0xB0|APIC_RRR=0xC0"
+    "|APIC_LDR=0xD0|APIC_DFR=0xE0|APIC_SPIV=0xF0|APIC_ISR=0x100|APIC_TMR=0x180|APIC_IRR=0x200|APIC_ESR=0x280"
+    "|APIC_ICR=0x300|APIC_ICR2=0x310|APIC_LVTT=0x320|APIC_LVTTHMR=0x330|APIC_LVTPC=0x340|APIC_LVT0=0x350"
+    "|APIC_LVT1=0x360|APIC_LVTERR=0x370|APIC_TMICT=0x380|APIC_TMCCT=0x390|APIC_TDCR=0x3E0|APIC_SELF_IPI=0x3F0"
+    "|APIC_EFEAT=0x400|APIC_ECTRL=0x410"
+)
+"""Offsets of the local APIC's registers: SDM volume 3, table 12-1; APM volume 2, table 16-2."""
 _SMM = Form("vcpu_id:u4 smbase:u8 entering:b", ("vcpu {vcpu_id}: {entering:leaving|entering} SMM, smbase {smbase:x}",))
 _VMGEXIT = Form(
     "vcpu_id:u4 exit_reason:u8 info1:u8 info2:u8",
@@ -203,6 +211,10 @@ FORMS: dict[str, Form] = {
             "irqchip PIC slave{irqchip=1} pin {pin}",
             "irqchip IOAPIC{irqchip=2} pin {pin}",
         ),
+    ),
+    "kvm_apic": Form(
+        "rw:u4 reg:u4 val:u8",
+        (f"apic_{{rw:read|write}} {{reg:{_APIC_REGISTERS}}} = {{val:x}}", "apic_{rw:read|write} {reg:x} = {val:x}"),
     ),
     "kvm_apic_accept_irq": _ACCEPT,
     "kvm_apicv_accept_irq": _ACCEPT,

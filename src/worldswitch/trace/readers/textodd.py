@@ -21,6 +21,9 @@ _PERF_HEADER = re.compile(r"# (hostname|os release|cpudesc|nrcpus online|cmdline
 _CPUS = re.compile(r"(?:version = \d+\s*)?cpus=(\d{1,6})\s*\Z")
 _EMPTY = re.compile(r"CPU \d+ is empty\s*\Z")
 
+_STACK = re.compile(r"\s+[0-9a-f]{6,16} \S| => \S|\s*<(?:user )?stack trace>")
+"""A caller, as perf script and tracefs print them below an event."""
+
 _BARE = re.compile(r"(?P<head>.*?)(?<![\w.-])(?:(?:kvm|kvmmmu):)?(?P<event>\w+):(?:\s+(?P<body>.*))?\Z")
 _BARE_HEAD = re.compile(
     r"\s*(?:CPU\s*(?P<only>\d{1,6}):?"
@@ -36,7 +39,7 @@ _NUMBER = re.compile(r"-?(?:0[xX])?[0-9a-fA-F]{1,20}\Z")
 
 
 def take_header(line: str, meta: Meta) -> bool:
-    """Whether *line* is a header or a loss mark; what it says goes to *meta*."""
+    """Whether *line* is a header, a loss mark or part of a stack; what it says goes to *meta*."""
     if line.startswith("#"):
         _comment(line, meta)
         return True
@@ -52,7 +55,7 @@ def take_header(line: str, meta: Meta) -> bool:
         meta.cpus = int(found[1])
         meta.tool = meta.tool or "trace-cmd report"
         return True
-    return _EMPTY.match(line) is not None
+    return _EMPTY.match(line) is not None or _STACK.match(line) is not None
 
 
 def _comment(line: str, meta: Meta) -> None:

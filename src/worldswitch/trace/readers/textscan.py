@@ -337,12 +337,14 @@ class Scanner(Matcher):
             i -= 1
             if self.text[i] == 46:
                 dots = True
+        if self._dash_number(k, i):
+            return True
         if dots:
             return False
         j = i
         while j < k and (48 <= self.text[j] <= 57 or self.text[j] == 47):
             j += 1
-        return j == k or self._dash_number(k, i)
+        return j == k
 
     def _dash_number(self, k, i):
         j = k

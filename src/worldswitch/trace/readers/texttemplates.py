@@ -151,7 +151,7 @@ class Words:
         if inner == "*":
             self._emit(codes.OP_SKIP_WORD, 0, 0)
             return
-        if "=" in inner:
+        if "=" in inner and ":" not in inner:
             name, _, constant = inner.partition("=")
             self._emit(codes.OP_CONSTANT, template.slot(name), int(constant))
             return
@@ -182,9 +182,10 @@ class Words:
         kind = self._enums.get(words)
         if kind is None:
             kind = self._enums[words] = codes.FIRST_ENUM + len(self._enums)
-            for value, word in enumerate(words):
-                if word:
-                    self.add(kind, word.encode(), value)
+            for place, word in enumerate(words):
+                name, _, value = word.partition("=")
+                if name:
+                    self.add(kind, name.encode(), int(value, 0) if value else place)
         return kind
 
     def _put(self, data: bytes) -> int:
