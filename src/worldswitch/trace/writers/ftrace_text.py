@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import IO
 
 import numpy as np
+from numpy.typing import NDArray
 
 from worldswitch.errors import printable
 from worldswitch.record.trace import UNKNOWN_PID, Batch, EventSource
@@ -33,7 +34,7 @@ def write_ftrace_text(source: EventSource, stream: IO[str]) -> Written:
         if tgids is None:
             tgids = source.meta.vm_identity == "tgid" or bool((batch.pid != UNKNOWN_PID).any())
             stream.write(_header(tgids))
-        lines = np.empty(len(batch), object)
+        bodies = np.empty(len(batch), object)
         for index, name in enumerate(batch.events):
             rows = np.flatnonzero(batch.order == index)
             if not len(rows):
@@ -42,9 +43,8 @@ def write_ftrace_text(source: EventSource, stream: IO[str]) -> Written:
             if name not in printers:
                 form = None if list(columns) == ["text"] else catalog.format(name, columns)
                 printers[name] = printer(form) if form else plain_printer
-            label = printable(name.removesuffix(":unparsed").rpartition(":")[2])
-            lines[rows] = [f"{label}: {text}" for text in printers[name](columns, len(rows))]
-        stream.write(_text(batch, lines.tolist(), source.meta.comms, tgids))
+            bodies[rows] = printers[name](columns, len(rows))
+        stream.write(_text(batch, bodies.tolist(), source.meta.comms, tgids))
         written.events += len(batch)
     if tgids is None:
         stream.write(_header(False))
@@ -56,24 +56,32 @@ def _header(tgids: bool) -> str:
 
 
 def _text(batch: Batch, bodies: list[str], comms: dict[int, str], tgids: bool) -> str:
+    names = [printable(name.removesuffix(":unparsed").rpartition(":")[2]) for name in batch.events]
+    labels = np.array(names, object)[batch.order].tolist()
     seconds, ns = np.divmod(batch.time, 1_000_000_000)
-    rows = zip(_heads(batch, comms, tgids), seconds.tolist(), ns.tolist(), bodies, strict=True)
-    return "".join([f"{head}{whole:5}.{rest:09}: {body}\n" for head, whole, rest, body in rows])
+    rows = zip(_heads(batch, seconds, comms, tgids), _nine_digits(ns), labels, bodies, strict=True)
+    return "".join([f"{head}{rest}: {label}: {body}\n" for head, rest, label, body in rows])
 
 
-def _heads(batch: Batch, comms: dict[int, str], tgids: bool) -> list[str]:
-    """What stands before the time, made once per run of events of one thread on one CPU."""
+def _nine_digits(values: NDArray[np.int64]) -> list[str]:
+    digits = values[:, None] // 10 ** np.arange(8, -1, -1) % 10 + ord("0")
+    texts: list[str] = digits.astype(np.uint8).view("S9").ravel().astype("U9").tolist()
+    return texts
+
+
+def _heads(batch: Batch, seconds: NDArray[np.int64], comms: dict[int, str], tgids: bool) -> list[str]:
+    """What stands before the decimals, made once per run of events of one thread on one CPU in one second."""
     changes = np.ones(len(batch), bool)
-    keys = (batch.tid, batch.pid, batch.cpu)
+    keys = (batch.tid, batch.pid, batch.cpu, seconds)
     changes[1:] = np.any([key[1:] != key[:-1] for key in keys], axis=0)
     firsts = np.flatnonzero(changes)
     made: dict[tuple[int, int, int], str] = {}
     heads = np.empty(len(firsts), object)
-    tids, pids, cpus = (key[firsts].tolist() for key in keys)
-    for at, (tid, pid, cpu) in enumerate(zip(tids, pids, cpus, strict=True)):
+    tids, pids, cpus, wholes = (key[firsts].tolist() for key in keys)
+    for at, (tid, pid, cpu, whole) in enumerate(zip(tids, pids, cpus, wholes, strict=True)):
         if (tid, pid, cpu) not in made:
             made[tid, pid, cpu] = _head(tid, pid, cpu, comms, tgids)
-        heads[at] = made[tid, pid, cpu]
+        heads[at] = f"{made[tid, pid, cpu]}{whole:5}."
     repeated: list[str] = np.repeat(heads, np.diff(np.append(firsts, len(batch)))).tolist()
     return repeated
 
