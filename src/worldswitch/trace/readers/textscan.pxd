@@ -49,3 +49,5 @@ cdef class Scanner(Matcher):
     cdef Py_ssize_t _trim(self, Py_ssize_t k, Py_ssize_t begin) except -9 nogil
     @cython.locals(i=Py_ssize_t)
     cdef bint _mentions_kvm(self, Py_ssize_t begin, Py_ssize_t end) except? -9 nogil
+    cdef Py_ssize_t _newline(self, const uint8_t[::1] text, Py_ssize_t i, Py_ssize_t end) except -9 nogil
+    cdef Py_ssize_t _time_colon(self, const uint8_t[::1] text, Py_ssize_t i, Py_ssize_t end) except -9 nogil

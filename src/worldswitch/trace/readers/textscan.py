@@ -92,9 +92,7 @@ class Scanner(Matcher):
             if self.n_others >= len(self.other_from) or self.n_comms >= len(self.comm_tid):
                 return FULL
             begin = self.at
-            end = begin
-            while end < self.size and self.text[end] != 10:
-                end += 1
+            end = self._newline(self.text, begin, self.size)
             if end == self.size and not self.last_block:
                 return END
             self.next_line = end + 1
@@ -172,17 +170,31 @@ class Scanner(Matcher):
 
     def _find_time(self, begin, end):
         """``who [cpu] flags 12.345678: system:event: body``: all but the body, into the line_* attributes."""
-        i = begin + 1
+        i = self._time_colon(self.text, begin + 1, end - 1)
         what = OTHER
-        while i < end:
-            if self.text[i] == 58 and 48 <= self.text[i - 1] <= 57 and (i + 1 < end and self.text[i + 1] <= 32):
-                left = self._number_before(i, begin)
-                if left >= 0 and self._find_event(i + 1, end):
-                    what = self._find_who(begin, left)
-                    if what != OTHER:
-                        return what
-            i += 1
+        while i < end - 1:
+            left = self._number_before(i, begin)
+            if left >= 0 and self._find_event(i + 1, end):
+                what = self._find_who(begin, left)
+                if what != OTHER:
+                    return what
+            i = self._time_colon(self.text, i + 1, end - 1)
         return what
+
+    # The two loops over all bytes have the text as an argument, which a compiler can keep in registers.
+
+    def _newline(self, text, i, end):
+        while i < end and text[i] != 10:
+            i += 1
+        return i
+
+    def _time_colon(self, text, i, end):
+        """The next colon at *i* or later with a digit before it and a blank after it; *end* or more if there is none."""
+        while i < end:
+            if text[i] == 58 and 48 <= text[i - 1] <= 57 and text[i + 1] <= 32:
+                return i
+            i += 1
+        return i
 
     def _number_before(self, colon, begin):
         """Read the time that ends at *colon*; where it begins, or -1 if that is no time."""
