@@ -226,5 +226,7 @@ def _metadata(thread: _Thread, what: str, name: str) -> str:
 
 
 def _us(time: int) -> str:
-    sign = "-" if time < 0 else ""
-    return f"{sign}{abs(time) // 1000}.{abs(time) % 1000:03}"
+    """Nanoseconds as microseconds with three decimals."""
+    if time < 0:
+        return f"-{_us(-time)}"
+    return f"{time // 1000}.{time % 1000:03}"
