@@ -141,6 +141,11 @@ def test_kvm_unit_tests():
     assert source.meta.skipped_lines == 3
 
 
+def test_a_mail_with_a_table_and_a_trace_is_a_trace():
+    table = (DATA / "vmx-5.10-ept" / "kvmstat.txt").read_bytes()
+    assert not tooltables.sniff(table + b"\n a-1 [000] .... 1.5: kvm_exit: vcpu 0 reason HLT rip 0x1\n")
+
+
 def test_selection():
     text = "cpuid 1234\nvmcall 1200\n"
     trace, source = read(text, {"kvm_exit": None}, tooltables.ToolTables)

@@ -189,7 +189,7 @@ class Scanner(Matcher):
         return i
 
     def _time_colon(self, text, i, end):
-        """The next colon at *i* or later with a digit before it and a blank after it; *end* or more if there is none."""
+        """The next colon at *i* or later with a digit before it and a blank after it; *end* or more if none is."""
         while i < end:
             if text[i] == 58 and 48 <= text[i - 1] <= 57 and text[i + 1] <= 32:
                 return i
