@@ -12,7 +12,9 @@ DATA = Path(__file__).parent / "data"
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "needs(*programs): skipped, by name, where one of these is not installed")
+    config.addinivalue_line(
+        "markers", "needs(*names): skipped, by name, where one of these programs or abilities (ABILITIES) is not here"
+    )
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
@@ -20,10 +22,30 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     required = os.environ.get("WSW_REQUIRE", "").split(",")
     for mark in item.iter_markers("needs"):
         for program in mark.args:
-            if shutil.which(program) is None:
+            missing = ABILITIES[program]() if program in ABILITIES else _not_installed(program)
+            if missing:
                 if program in required:
-                    pytest.fail(f"needs {program}, which WSW_REQUIRE demands and this machine lacks")
-                pytest.skip(f"needs {program}, which is not installed")
+                    pytest.fail(f"needs {program}, which WSW_REQUIRE demands and this machine lacks: {missing}")
+                pytest.skip(f"needs {program}: {missing}")
+
+
+def _not_installed(program: str) -> str | None:
+    return None if shutil.which(program) else "it is not installed"
+
+
+def _no_kvm() -> str | None:
+    return None if os.access("/dev/kvm", os.R_OK | os.W_OK) else "/dev/kvm is not there or not ours to open"
+
+
+def _no_kvm_events() -> str | None:
+    """Whether KVM's trace events can be switched on, by perf or in a tracing instance."""
+    if os.access("/sys/kernel/tracing/events/kvm/kvm_exit/enable", os.W_OK):
+        return None
+    return "tracefs has no kvm events this user may switch on"
+
+
+ABILITIES = {"kvm": _no_kvm, "kvm-events": _no_kvm_events}
+"""Names in ``needs`` that are not programs -> why this machine lacks it, None if it does not."""
 
 
 @pytest.fixture(scope="session")
