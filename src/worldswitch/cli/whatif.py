@@ -63,45 +63,99 @@ def to_json(result: WhatIf) -> dict[str, Any]:
         "exits": {"count": result.exits, "total_ns": result.total_ns},
         "removed": [asdict(exits) for exits in result.removed],
         "stays": [asdict(exits) for exits in result.stays],
-        "saving_ns": result.saving_ns._asdict(),
+        "saving_ns": {name: round(value) for name, value in result.saving_ns._asdict().items()},
         "inferred": result.inferred,
         "cannot_tell": [{"why": why} for why in result.cannot_tell],
+        "notes": result.notes,
     }
 
 
 def describe(result: WhatIf) -> str:
     """The answer as text a person reads."""
     from worldswitch.report.tables import fields, paragraphs, table
-    from worldswitch.units import format_ns
 
     before, after = result.before, result.after
     assumed = " (assumed)" if result.assumed_from else ""
-    low, mid, high = (format_ns(value) for value in result.saving_ns)
-    share = f"{result.saving_ns.mid / result.total_ns:.0%} of the time outside the guest" if result.total_ns else ""
     gone = sum(exits.count for exits in result.removed)
     parts = [
         fields(
             (
                 ("trace", result.meta.source),
-                ("from", f"{before.kernel}{assumed}, {before.vendor}, {before.mmu} MMU: {result.source.how}"),
-                ("to", f"{after.kernel}, {after.vendor}, {after.mmu} MMU"),
+                ("from", f"{before.kernel}{assumed}, {_NAMES[before.vendor]}, {_NAMES[before.mmu]}"),
+                *_wrapped("", result.source.how),
+                ("to", f"{after.kernel}, {_NAMES[after.vendor]}, {_NAMES[after.mmu]}"),
                 ("removed", f"{gone:,} of {result.exits:,} exits"),
-                ("saving", f"{mid} (95 %: {low} to {high}), {share}" if gone else "none"),
+                ("saving", _saving(result) if gone else "none"),
             )
         )
     ]
-    columns = ("exits", "of", "count", "time", "known", "why")
+    columns = ("exits", "what", "count", "time", "known", "why")
+    left = ("exits", "what", "known", "why")
     for title, kinds in (("Would not have happened", result.removed), ("Stay", result.stays)):
         if kinds:
-            parts.append(table(columns, [_row(exits) for exits in kinds], title, left=("exits", "of", "known", "why")))
-    parts += [paragraphs("Inferred", result.inferred), paragraphs("Cannot tell", result.cannot_tell)]
+            parts.append(table(columns, [_row(exits) for exits in kinds[:_MOST]], title, left=left))
+            if len(kinds) > _MOST:
+                parts.append(f"... and {len(kinds) - _MOST:,} more kinds; --json has them all\n")
+    parts += [
+        paragraphs("Inferred", result.inferred[:_MOST]),
+        paragraphs("Cannot tell", result.cannot_tell[:_MOST]),
+        paragraphs("Notes", [*result.notes, *_terms(result)]),
+    ]
     return "\n".join(part for part in parts if part)
+
+
+_NAMES = {
+    "intel": "Intel",
+    "amd": "AMD",
+    "tdp": "TDP MMU",
+    "legacy": "legacy MMU (two-dimensional paging)",
+    "shadow": "shadow paging",
+}
+
+
+_MOST = 30
+"""Rows and sentences shown of each kind."""
+
+
+def _wrapped(name: str, text: str) -> list[tuple[str, str]]:
+    """*text* as fields of one line each."""
+    import textwrap
+
+    lines = textwrap.wrap(text, 90)
+    return [(name, line) for line in lines]
+
+
+def _saving(result: WhatIf) -> str:
+    from worldswitch.units import format_ns
+
+    low, mid, high = (format_ns(value) for value in result.saving_ns)
+    text = f"{mid} (95 %: {low} to {high})"
+    if not result.total_ns:
+        return text
+    return f"{text}, {_percent(result.saving_ns.mid / result.total_ns)} of the time outside the guest"
+
+
+def _percent(share: float) -> str:
+    return f"{share * 100:.0f} %" if share >= 0.0995 else f"{share * 100:.2g} %"
+
+
+def _terms(result: WhatIf) -> list[str]:
+    """What a newcomer needs to read the tables."""
+    terms = []
+    if result.removed:
+        terms.append(
+            "the saving is what the removed exits took from exit to entry, tracing included; the processor's own part "
+            "of a world switch comes on top"
+        )
+    if any(exits.refault for exits in (*result.removed, *result.stays)):
+        terms.append("a refault is a page fault on a page that was mapped before the register write")
+    return terms
 
 
 def _row(exits: Exits) -> tuple[Any, ...]:
     from worldswitch.units import format_ns
 
-    bits = "?" if exits.changed is None else "+".join(exits.changed) or "nothing"
-    what = f"refault after {exits.register}.{bits}" if exits.refault else f"{exits.register}.{bits}"
+    bits = "" if exits.changed is None else "." + ("+".join(exits.changed) or "nothing")
+    what = f"refault after {exits.register}{bits}" if exits.refault else f"{exits.register}{bits} write"
     known = "yes" if exits.known else "no" if exits.changed is None else "inferred"
     return exits.reason, what, f"{exits.count:,}", format_ns(exits.total_ns), known, exits.why

@@ -1,24 +1,27 @@
-"""What a trace shows of the host it was recorded on: vendor, paging mode, kernel."""
+"""The host a trace was recorded on, as far as trace and user tell, and the host asked about."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from worldswitch.errors import NotTold, UsageError
-from worldswitch.kvm.distributions import kernel_of
-from worldswitch.kvm.facts import Kernel, kernel
+from worldswitch.kvm.distributions import kernel_named, kernel_of
+from worldswitch.kvm.facts import Kernel
+from worldswitch.kvm.policy import Mmu, Policy
 
 if TYPE_CHECKING:
-    from worldswitch.record.trace import Meta
+    from worldswitch.record.trace import Batch, Meta
     from worldswitch.trace.exits import ExitRows
 
 _VMX, _SVM = 1, 2
 _ADDRESS = 4  # exits.Detail.ADDRESS
 _EXCEPTION_NMI, _EPT_VIOLATION, _EPT_MISCONFIG = 0, 48, 49
 _PF_EXCEPTION, _NPF = 0x4E, 0x400
+_PAGE_FAULT = 14
+_PAGING = {"intel": "kvm_intel.ept", "amd": "kvm_amd.npt"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,10 +45,11 @@ def source_kernel(meta: Meta, stated: str | None) -> SourceKernel:
     """
     told = kernel_of(meta.kernel) if meta.kernel else None
     if stated is not None:
-        how = "as stated by --from"
-        if told is not None and told.version is not None and kernel(stated).facts != told.kernel().facts:
+        chosen, how = kernel_named(stated)
+        how = f"as stated by --from ({how})" if how else "as stated by --from"
+        if told is not None and told.version is not None and chosen.facts != told.kernel().facts:
             how += f", although the file says {told.version} ({told.how})"
-        return SourceKernel(kernel(stated), stated, how)
+        return SourceKernel(chosen, stated, how)
     if told is None:
         raise NotTold(
             f"{meta.source} ({meta.format}) does not say which kernel it was recorded on; state it, as in --from 5.10"
@@ -63,7 +67,20 @@ class Seen:
     shadow: int = 0
     """Guest page faults that exit, as they do under shadow paging only."""
     exceptions: int = 0
-    """EXCEPTION_NMI exits of any kind."""
+    """EXCEPTION_NMI exits of which the trace does not say which exception."""
+
+    def look(self, batch: Batch) -> None:
+        """Look at the exits of *batch*: which exceptions they were."""
+        if "kvm_exit" not in batch.events:
+            return
+        table = batch.tables[batch.events.index("kvm_exit")]
+        if not {"isa", "exit_reason"} <= table.keys():
+            return
+        exceptions = (table["exit_reason"] & 0xFFFF == _EXCEPTION_NMI) & (table["isa"] == _VMX)
+        if "intr_info" not in table:
+            self.exceptions += int(np.count_nonzero(exceptions))
+        elif exceptions.any():
+            self.shadow += int(np.count_nonzero(table["intr_info"][exceptions] & 0xFF == _PAGE_FAULT))
 
     def add(self, rows: ExitRows) -> None:
         """Look at *rows*."""
@@ -78,7 +95,6 @@ class Seen:
         faulted = vmx & (basic == _EXCEPTION_NMI) & (rows.detail_kind == _ADDRESS)
         self.two_dimensional += int(np.count_nonzero(nested))
         self.shadow += int(np.count_nonzero(faulted | (svm & (rows.reason == _PF_EXCEPTION))))
-        self.exceptions += int(np.count_nonzero(vmx & (basic == _EXCEPTION_NMI)))
 
     def vendor(self, meta: Meta) -> str:
         """``intel`` or ``amd``.
@@ -101,3 +117,72 @@ class Seen:
         if self.two_dimensional:
             return "two-dimensional"
         return "shadow" if self.shadow or self.exceptions else None
+
+
+class Churn(NamedTuple):
+    """How often a trace's pages come back: register writes, and refaults of pages that had one before."""
+
+    writes: int
+    again: int
+
+
+class Hosts(NamedTuple):
+    """The trace's host, the one asked about, and the sentences that say what was inferred and what to note."""
+
+    before: Policy
+    after: Policy
+    inferred: list[str]
+    notes: list[str]
+
+
+def hosts(source: Kernel, target: Kernel, settings: tuple[str, ...], vendor: str, seen: Seen, churn: Churn) -> Hosts:
+    """Both hosts. *settings* are the other host's; what they say of paging is taken for both where the trace is silent.
+
+    Raises:
+        UnknownNameError: A setting nobody knows.
+        UsageError: Settings that contradict each other.
+    """
+    module = _PAGING[vendor]
+    after = Policy.of(target, vendor, settings=settings)
+    stated = module in dict(after.settings)
+    paging, inferred = seen.paging, []
+    shadow = paging == "shadow" and not (stated and after.tdp and not seen.shadow)
+    if shadow and not stated:
+        after = Policy.of(target, vendor, "shadow", settings)
+    if shadow and (churn.writes or after.tdp):
+        inferred.append(_shadow_told(vendor, seen))
+    if paging is None and after.mmu is Mmu.SHADOW:
+        shadow = True
+        inferred.append(
+            f"that the trace was recorded with shadow paging too: as stated by {module}=0, nothing in it says otherwise"
+        )
+    elif paging is None:
+        state = "" if stated else f"; --set {module}=0 states the opposite"
+        inferred.append(f"that {module} was on: the trace holds no page faults to tell{state}")
+    before = Policy.of(source, vendor, "shadow" if shadow else "default")
+    if before.mmu is Mmu.LEGACY and source.has("tdp-mmu") and churn.again >= max(1, churn.writes // 2):
+        before = Policy.of(source, vendor, "tdp")
+        inferred.append(
+            f"that the trace's host ran with tdp_mmu=1, not {source}'s default: pages fault again and again "
+            f"({churn.again} times, with {churn.writes} register writes between), and the legacy MMU would find them"
+        )
+        if after.mmu is Mmu.LEGACY and target.has("tdp-mmu") and "kvm.tdp_mmu" not in dict(after.settings):
+            after = Policy.of(target, vendor, "tdp", settings)
+            inferred.append(f"that {target} would run with tdp_mmu=1 as well; --set tdp_mmu=0 states the opposite")
+    notes = [*after.notes, *(note for kernel in dict.fromkeys((source, target)) for note in _notes(kernel))]
+    return Hosts(before, after, inferred, notes)
+
+
+def _notes(kernel: Kernel) -> list[str]:
+    return [f"{kernel}: {note}" for note in kernel.notes]
+
+
+def _shadow_told(vendor: str, seen: Seen) -> str:
+    if vendor == "amd":
+        return "shadow paging: guest page faults exit as PF excp, and nothing as npf"
+    if seen.shadow:
+        return "shadow paging: guest page faults exit as EXCEPTION_NMI, and nothing as EPT_VIOLATION"
+    return (
+        "shadow paging: there are EXCEPTION_NMI exits, taken for guest page faults, and nothing exits as "
+        "EPT_VIOLATION; --set kvm_intel.ept=1 states the opposite"
+    )

@@ -1,7 +1,13 @@
 """Page faults on pages that had been mapped before a control-register write: the after-cost of losing the MMU roots.
 
-KVM that frees or changes its roots on a CR0 or CR4 write makes the guest fault its pages in again. Such a fault has the
-address of an earlier one of the same vCPU, and a control-register write between the two.
+KVM that frees or changes its roots on a CR0 or CR4 write makes the guest fault its pages in again. Such a fault
+
+- is at the page of an earlier one of the same vCPU, with a control-register write of that vCPU between the two;
+- finds nothing mapped: a fault on a present page is a write to a read-only one, dirty logging, or MMIO;
+- has no ``kvm_unmap_hva_range`` before it since the last one, or the host may have taken the page away.
+
+What counts is the 4 KiB page, as huge pages are not told by an exit: of a lost huge page that is touched elsewhere
+first, the fault looks like one of a new page. So what is found is rather too little than too much.
 """
 
 from __future__ import annotations
@@ -28,54 +34,69 @@ _LIMIT = 1 << 22
 
 NOT_A_REFAULT = -1
 
+CR0_BETWEEN, CR4_BETWEEN, AGAIN, UNMAPPED, AFTER_CR4, NEW_PAGE = 1, 2, 4, 8, 16, 32
+"""What :meth:`RefaultFinder.look` says of a fault: that CR0 or CR4 was written since the page's last fault; that the
+page had a refault before; that the host unmapped something since; that CR4 was the last register written; or (alone)
+that it is a page not seen before, and its vCPU has written a register."""
+BETWEEN = CR0_BETWEEN | CR4_BETWEEN
+
+_EPT_VIOLATION, _NPF, _PF_EXCEPTION = 48, 0x400, 0x4E
+
 
 class RefaultFinder:
     """Finds refaults in a sequence of exit rows."""
 
     def __init__(self) -> None:
-        self._pages = Tally(limit=_LIMIT)
-        self._last_fault = np.zeros(1 << 10, np.int64)
-        self._writes = np.zeros(1 << 8, np.int64)
-        self._register = np.zeros(1 << 8, np.int64)
+        self._seen = Tally(limit=_LIMIT)
+        self._pages = np.zeros((1 << 10, 4), np.int64)
+        self._writes = np.zeros((1 << 8, 3), np.int64)
 
     def feed(self, rows: ExitRows) -> NDArray[np.int64]:
-        """For each row the register whose write came between this fault and the last one of the same page.
+        """For each row the register whose write came last before this fault, and after the last one of the same page.
 
         :data:`NOT_A_REFAULT` for rows that are no refaults. Shape (n,).
         """
-        result = np.full(len(rows), NOT_A_REFAULT, np.int64)
+        codes = self.look(rows)
+        return np.where(codes & BETWEEN, np.where(codes & AFTER_CR4, 4, 0), NOT_A_REFAULT)
+
+    def look(self, rows: ExitRows, unmapped: NDArray[np.int64] | None = None) -> NDArray[np.int64]:
+        """What each row is, as the sum of the constants above; 0 for what is no such fault. Shape (n,).
+
+        Args:
+            rows: The next exits.
+            unmapped: How often the host had unmapped memory before each row; shape (n,).
+        """
+        codes = np.zeros(len(rows), np.int64)
+        self._grow(rows)
         if not rows.any(pairing.DETAILED):
             # Writes still count: they come before later faults.
             self._count_writes(rows)
-            return result
-        faults = is_fault(rows)
-        pages = np.zeros(len(rows), np.int64) - 1
-        where = np.flatnonzero(faults)
-        nothing = np.zeros(len(where))
-        pages[where] = self._pages.add(
-            rows.thread[where], rows.detail[where] >> np.uint64(PAGE_SHIFT), nothing, nothing
-        )
+            return codes
+        where = np.flatnonzero(is_fault(rows))
+        pages = np.full(len(rows), -1, np.int64)
+        pages[where] = self._seen.add(rows.thread[where], rows.detail[where] >> np.uint64(PAGE_SHIFT), None, None)
         self._grow(rows)
+        epoch = np.zeros(len(rows), np.int64) if unmapped is None else np.ascontiguousarray(unmapped)
         thread, cr = np.ascontiguousarray(rows.thread), np.ascontiguousarray(rows.cr)
-        find(*views(thread, cr, pages, self._writes, self._register, self._last_fault, result))
-        return result
+        missing = is_missing(rows).view(np.uint8)
+        find(*views(thread, cr, pages, missing, epoch, self._writes, self._pages, codes))
+        return codes
 
     def _count_writes(self, rows: ExitRows) -> None:
-        self._grow(rows)
         if not rows.any(pairing.CR_WRITE):
             return
+        for column, register in enumerate((0, 4)):
+            threads = rows.thread[rows.cr == register]
+            self._writes[: int(threads.max(initial=-1)) + 1, column] += np.bincount(threads)
         writes = (rows.cr == 0) | (rows.cr == 4)
-        thread = rows.thread[writes]
-        self._writes[: int(thread.max(initial=-1)) + 1] += np.bincount(thread)
-        self._register[thread] = rows.cr[writes]
+        self._writes[rows.thread[writes], 2] = rows.cr[writes]
 
     def _grow(self, rows: ExitRows) -> None:
-        threads = int(rows.thread.max(initial=0)) + 1
-        if threads > len(self._writes):
-            for name in ("_writes", "_register"):
-                setattr(self, name, np.concatenate([getattr(self, name), np.zeros(2 * threads, np.int64)]))
-        if len(self._pages) > len(self._last_fault):
-            self._last_fault = np.concatenate([self._last_fault, np.zeros(2 * len(self._pages), np.int64)])
+        if int(rows.thread.max(initial=0)) >= len(self._writes):
+            more = np.zeros((2 * (int(rows.thread.max()) + 1), 3), np.int64)
+            self._writes = np.concatenate([self._writes, more])
+        if len(self._seen) > len(self._pages):
+            self._pages = np.concatenate([self._pages, np.zeros((2 * len(self._seen), 4), np.int64)])
 
 
 def is_fault(rows: ExitRows) -> NDArray[np.bool_]:
@@ -84,16 +105,55 @@ def is_fault(rows: ExitRows) -> NDArray[np.bool_]:
     return faults
 
 
-def find(thread, cr, page, writes, registers, last_fault, out):  # type: ignore[no-untyped-def]
-    """The loop of :meth:`RefaultFinder.feed`; *last_fault* holds 1 + the vCPU's writes at a page's last fault."""
+def is_missing(rows: ExitRows) -> NDArray[np.bool_]:
+    """Faults that found nothing mapped, and those of which the trace does not say; other rows are not told apart.
+
+    An EPT violation's qualification has the rights of the entry in bits 5:3 (SDM 28.2.1, table 28-7), a nested page
+    fault's and a page fault's error code P in bit 0 (APM 15.25.6, 8.4.2).
+    """
+    vmx = (rows.isa == 1) & ((rows.reason & np.uint32(0xFFFF)) == _EPT_VIOLATION)
+    svm = (rows.isa == 2) & ((rows.reason == _NPF) | (rows.reason == _PF_EXCEPTION))
+    mapped = np.where(vmx, rows.info1 & np.uint64(0x38), np.where(svm, rows.info1 & np.uint64(1), np.uint64(0)))
+    missing: NDArray[np.bool_] = mapped == 0
+    return missing
+
+
+def find(thread, cr, page, missing, epoch, writes, pages, out):  # type: ignore[no-untyped-def]
+    """The loop of :meth:`RefaultFinder.look`.
+
+    *writes* holds each vCPU's CR0 writes, CR4 writes and last register; *pages* of each page, at its last fault, 1 +
+    the CR0 writes and the CR4 writes, then its refaults so far and the epoch.
+    """
     n = len(thread)
     with cython.nogil:
         for i in range(n):
             who = thread[i]
-            if cr[i] == 0 or cr[i] == 4:
-                writes[who] += 1
-                registers[who] = cr[i]
-            elif page[i] >= 0:
-                if last_fault[page[i]] and last_fault[page[i]] <= writes[who]:
-                    out[i] = registers[who]
-                last_fault[page[i]] = writes[who] + 1
+            at = page[i]
+            if cr[i] == 0:
+                writes[who, 0] += 1
+                writes[who, 2] = 0
+            elif cr[i] == 4:
+                writes[who, 1] += 1
+                writes[who, 2] = 4
+            elif at >= 0:
+                code = 0
+                if pages[at, 0] == 0:
+                    if missing[i] and writes[who, 0] + writes[who, 1] > 0:
+                        code = 32
+                elif missing[i]:
+                    if pages[at, 0] <= writes[who, 0]:
+                        code = 1
+                    if pages[at, 1] < writes[who, 1]:
+                        code += 2
+                    if code:
+                        if pages[at, 2]:
+                            code += 4
+                        pages[at, 2] += 1
+                        if pages[at, 3] != epoch[i]:
+                            code += 8
+                        if writes[who, 2] == 4:
+                            code += 16
+                out[i] = code
+                pages[at, 0] = writes[who, 0] + 1
+                pages[at, 1] = writes[who, 1]
+                pages[at, 3] = epoch[i]
