@@ -6,6 +6,7 @@ cdef int END, FULL, NEW_EVENT, ODD, TAKEN, OTHER, NOT_WANTED, EVENTS
 cdef uint64_t MASK64
 cdef Py_ssize_t TID_SLOTS, BODY_ROOM
 
+@cython.final
 cdef class Scanner(Matcher):
     cdef public Py_ssize_t size, at, next_line, line_end, n, n_others, n_comms
     cdef public bint last_block, headed
