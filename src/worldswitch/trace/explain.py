@@ -100,6 +100,41 @@ def dearness(outcome: Outcome) -> tuple[int, int]:
     return list(MmuWork).index(outcome.mmu), rank
 
 
+def other_work(
+    before: Policy, after: Policy, count: int, what: str, condition: str, was: Outcome, would: Outcome
+) -> str:
+    """That exits which stay do more or less work, by an amount only a measurement could tell; empty if they do not."""
+    if not was.exits or not would.exits or dearness(was) == dearness(would):
+        return ""
+    way = "shorter" if dearness(would) < dearness(was) else "longer"
+    exits = f"{what} exit gets" if count == 1 else f"{count:,} {what} exits get"
+    return (
+        f"how much {way} the {exits}{condition}: in {'it' if count == 1 else 'each'} {work(before, after, was)}, while "
+        f"{work(after, before, would)}; the trace times an exit as a whole"
+    )
+
+
+def puzzling(before: Policy, count: int, what: str) -> str:
+    """That writes exit of which the kernel's rules say they do not."""
+    exit_ = "exits" if count == 1 else "exit"
+    return (
+        f"why {many(count, 'write')} of {what} {exit_} although {before.kernel} lets the guest own it: is the kernel "
+        "right? (Operands that differ in a bit the host owns, such as ET, exit too.)"
+    )
+
+
+def unexplained(before: Policy, count: int, names: str, again: bool) -> str:
+    """That pages fault again for no reason known."""
+    hint = ""
+    if again and before.mmu is Mmu.LEGACY and before.has("tdp-mmu"):
+        hint = f"; had the host tdp_mmu=1? --from {before.kernel}+tdp-mmu-default says so"
+    faults = "1 page fault comes" if count == 1 else f"{count:,} page faults come"
+    return (
+        f"why {faults} again after {names} writes: {before.kernel} with the {mmu_of(before)} should keep the pages "
+        f"(the host may have taken them away){hint}"
+    )
+
+
 def difference(was: Outcome, would: Outcome) -> tuple[bool, tuple[int, int]]:
     """Sorts pairs of outcomes by how much the work in the exit differs."""
     return dearness(was) != dearness(would), max(dearness(was), dearness(would))

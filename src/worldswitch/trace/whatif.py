@@ -176,6 +176,8 @@ class _Judge:
         self.kinds = kinds
         self.gone: set[int] = set()
         self.gone_untimed = 0
+        self.puzzling: dict[str, int] = {}
+        self.other_work: dict[tuple[str, Outcome, Outcome], int] = {}
         self.writes = [kind for kind in kinds if not kind.is_refault and not kind.nested]
 
     def judge(self) -> None:
@@ -192,6 +194,11 @@ class _Judge:
                 self._write(kind, kind.changed)
         for register in _JUDGED:
             self._writes_of_unknown_bits(register)
+        before, after = self.result.before, self.result.after
+        for what, count in self.puzzling.items():
+            self._cannot(explain.puzzling(before, count, what))
+        for (what, was, would), count in self.other_work.items():
+            self._cannot(explain.other_work(before, after, count, what, "", was, would))
         self._say_what_would_be_added()
         self._say_what_the_trace_lacks()
         result = self.result
@@ -232,15 +239,13 @@ class _Judge:
         what = bits_of(kind.cr, mask)
         if after.vendor is Vendor.INTEL and not was.exits:
             self._stay(kind, mask, known, f"{before.kernel} lets the guest own {what}: these exits have another cause")
-            self._cannot(
-                f"why {many(kind.count, 'write')} of {what} exit although {before.kernel} lets the guest own it: is "
-                "the kernel right? (An operand that differs in a bit the host owns, such as ET, makes them exit too.)"
-            )
+            self.puzzling[what] = self.puzzling.get(what, 0) + kind.count
         elif would.exits or after.vendor is Vendor.AMD:
             # Under SVM a write that changes TS or MP only exits while hardware and guest CR0 differ; they go on to.
             self._stay(kind, mask, known, explain.why_it_stays(before, after, what))
             if not kind.faulted:
-                self._different_work(kind.count, what, "", was, would)
+                work = (what, was, would)
+                self.other_work[work] = self.other_work.get(work, 0) + kind.count
         else:
             self._remove(kind, mask, known, explain.why_it_goes(before, after, what, kind.faulted))
 
@@ -264,7 +269,7 @@ class _Judge:
             )
             most = max(outcomes, key=lambda mask: explain.difference(*outcomes[mask]))
             condition = f", if {'it changes' if count == 1 else 'they change'} {'+'.join(bit_names(register, most))}"
-            self._different_work(count, name, condition, *outcomes[most])
+            self._cannot(explain.other_work(before, after, count, name, condition, *outcomes[most]))
             return
         for kind in kinds:
             self._stay(kind, None, False, "which bits changed is not in the trace")
@@ -278,19 +283,6 @@ class _Judge:
         self._cannot(
             f"which bits {writes} changed: the trace does not say; record kvm:kvm_cr too, and start before the guest's "
             f"first write{up_to}"
-        )
-
-    def _different_work(self, count: int, what: str, condition: str, was: Outcome, would: Outcome) -> None:
-        """Say where an exit that stays does more or less work, by an amount only a measurement could tell."""
-        before, after = self.result.before, self.result.after
-        if not was.exits or not would.exits or explain.dearness(was) == explain.dearness(would):
-            return
-        way = "shorter" if explain.dearness(would) < explain.dearness(was) else "longer"
-        exits = f"{what} exit gets" if count == 1 else f"{count:,} {what} exits get"
-        self._cannot(
-            f"how much {way} the {exits}{condition}: in {'it' if count == 1 else 'each'} "
-            f"{explain.work(before, after, was)}, while {explain.work(after, before, would)}; the trace times "
-            "an exit as a whole"
         )
 
     def _masks(self, register: int) -> tuple[dict[int, int], bool]:
@@ -328,7 +320,7 @@ class _Judge:
             names = " and ".join(register_name(number) for number in kind.between)
             self._infer(
                 f"that page faults on pages mapped before a {names} write come from changes of {bits}: the bits are "
-                f"not in the trace, but {before.kernel} loses its page tables at no other change of {names} that a 64-bit "
+                f"not in the trace, but {before.kernel} loses its page tables at no other change of {names} a 64-bit "
                 "guest makes"
             )
         if before.tdp != after.tdp:
@@ -344,14 +336,7 @@ class _Judge:
         before = self.result.before
         self._stay(kind, None, False, "no rule of the trace's kernel explains them")
         names = " and ".join(register_name(number) for number in kind.between)
-        hint = ""
-        if kind.again and before.mmu == "legacy" and before.has("tdp-mmu"):
-            hint = f"; had the host tdp_mmu=1? --from {before.kernel}+tdp-mmu-default says so"
-        faults = "1 page fault comes" if kind.count == 1 else f"{kind.count:,} page faults come"
-        self._cannot(
-            f"why {faults} again after {names} writes: {before.kernel} with the {explain.mmu_of(before)} should keep "
-            f"the pages (the host may have taken them away){hint}"
-        )
+        self._cannot(explain.unexplained(before, kind.count, names, kind.again))
 
     def _say_what_would_be_added(self) -> None:
         before, after = self.result.before, self.result.after
