@@ -72,7 +72,8 @@ class EventFormat:
 
 
 _FIELD = re.compile(
-    r"field:(?P<declaration>[^;]*);\s*offset:(?P<offset>\d+);\s*size:(?P<size>\d+);(?:\s*signed:(?P<signed>-?\d+);)?"
+    r"field:(?P<declaration>[^;\n]{0,1000});\s*offset:(?P<offset>\d{1,9});\s*size:(?P<size>\d{1,9});"
+    r"(?:\s*signed:(?P<signed>-?\d{1,9});)?"
 )
 _NAME = re.compile(r"(?P<type>.*?)(?P<name>[A-Za-z_]\w*)\s*(?P<array>\[[^\]]*\])?\s*\Z", re.DOTALL)
 _CHAR = re.compile(r"\bchar\b")
@@ -90,7 +91,7 @@ def parse_format(text: str, system: str = "") -> EventFormat:
         TraceFormatError: No name, no ID, or a field of impossible size.
     """
     name = re.search(r"^name:\s*(\S+)", text, re.MULTILINE)
-    number = re.search(r"^ID:\s*(\d+)", text, re.MULTILINE)
+    number = re.search(r"^ID:\s*(\d{1,9})\b", text, re.MULTILINE)
     if not name or not number:
         raise TraceFormatError("an event format has no name: or no ID: line")
     fields = []

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from worldswitch.errors import TraceFormatError
 from worldswitch.record.formats import EventFormat, parse_format
 
+_PID_DIGITS = 10
 MAGIC = b"\x17\x08\x44tracing"
 
 
@@ -102,8 +103,8 @@ def _add(result: TracingData, system: str, text: bytes) -> None:
 
 def _comms(text: bytes) -> dict[int, str]:
     comms = {}
-    for line in text.decode("utf-8", "backslashreplace").splitlines():
+    for line in text.decode("utf-8", "backslashreplace").split("\n"):
         pid, _, comm = line.partition(" ")
-        if pid.isdigit():
+        if pid.isdecimal() and len(pid) <= _PID_DIGITS:
             comms[int(pid)] = comm
     return comms
