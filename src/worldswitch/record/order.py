@@ -8,6 +8,8 @@ import numpy as np
 
 from worldswitch.record.trace import Batch, Columns
 
+_LATEST = int(np.iinfo(np.int64).max)
+
 
 class TimeOrder:
     """Holds events back until nothing earlier can come, and gives them out sorted by time.
@@ -17,6 +19,7 @@ class TimeOrder:
 
     def __init__(self) -> None:
         self._pending: list[Batch] = []
+        self._earliest = _LATEST
         self._given_until = np.iinfo(np.int64).min
         self.out_of_order = 0
         """Events that came later than the watermark promised; given out with the next batch."""
@@ -25,32 +28,35 @@ class TimeOrder:
         """Take a batch whose events may be in any order."""
         if len(batch):
             self._pending.append(batch)
+            self._earliest = min(self._earliest, int(batch.time.min()))
 
     def up_to(self, watermark: int) -> Iterator[Batch]:
         """Every held event with time <= *watermark* (ns), in order."""
-        if not self._pending:
+        if not self._pending or self._earliest > watermark:
             return
         if self._in_order():
             held, self._pending = self._pending, []
+            self._earliest = _LATEST
             for batch in held:
                 if batch.time[-1] <= watermark:
                     yield self._given(batch)
                     continue
                 ready, later = batch.cut(int(np.searchsorted(batch.time, watermark, side="right")))
-                self._pending.append(later)
+                self.add(later)
                 if len(ready):
                     yield self._given(ready)
             return
         whole = concatenate(self._pending)
         positions = np.argsort(whole.time, kind="stable")
         count = int(np.searchsorted(whole.time[positions], watermark, side="right"))
-        self._pending = [whole.take(positions[count:])] if count < len(whole) else []
+        self._pending, self._earliest = [], _LATEST
+        self.add(whole.take(positions[count:]))
         if count:
             yield self._given(whole.take(positions[:count]))
 
     def rest(self) -> Iterator[Batch]:
         """Everything still held, in order."""
-        yield from self.up_to(np.iinfo(np.int64).max)
+        yield from self.up_to(_LATEST)
 
     def _in_order(self) -> bool:
         last = np.iinfo(np.int64).min
