@@ -75,11 +75,20 @@ def _dynamic(words: Words, starts: NDArray[np.int64], field: Field) -> NDArray[A
     is_text = "char" in field.declaration
     base = field.offset + field.size if field.kind is Kind.RELATIVE else 0
     values = np.empty(len(starts), object)
-    for i, loc in enumerate(where):
-        begin = int(starts[i]) * 4 + base + (int(loc) & 0xFFFF)
-        data = bytes(buffer[begin : begin + (int(loc) >> 16)])
+    for i, (loc, start, end) in enumerate(
+        zip(where.tolist(), starts.tolist(), _ends(starts, len(buffer)), strict=True)
+    ):
+        begin = start * 4 + base + (loc & 0xFFFF)
+        data = bytes(buffer[begin : min(begin + (loc >> 16), end)])
         values[i] = data.split(b"\0", 1)[0].decode("utf-8", "backslashreplace") if is_text else data.hex()
     return values
+
+
+def _ends(starts: NDArray[np.int64], size: int) -> list[int]:
+    """The byte at which each record must have ended: the next one's start. A lying length copies no more than that."""
+    ascending = np.append(np.unique(starts), size // 4)
+    ends: list[int] = (ascending[np.searchsorted(ascending, starts, side="right")] * 4).tolist()
+    return ends
 
 
 def gather_8(words, starts, offset, out):  # type: ignore[no-untyped-def]

@@ -43,6 +43,8 @@ _HEADER_ATTR, _TRACING_DATA, _AUXTRACE, _EVENT_UPDATE, _FEATURE, _COMPRESSED, _C
     83,
 )
 _UPDATE_NAME = 2
+_LARGEST_TOOL_RECORD = 256 << 20
+_MOST_REBUILDS, _MOST_ATTRS = 256, 1 << 14
 
 
 def sniff(head: bytes) -> bool:
@@ -76,10 +78,9 @@ class PerfData:
         perf = perffile.parse_header(source, self.meta)
         self._attrs = perf.attrs
         for bit, (offset, size) in perf.features.items():
-            data = source.pread(offset, size)
-            if len(data) < size:
-                self.meta.damaged(f"feature section {bit} of the file is cut off")
-            self._take_feature(bit, data)
+            data = perffile.read_feature(source, bit, offset, size, self.meta)
+            if data is not None:
+                self._take_feature(bit, data)
         if not self.formats and any(attr.is_tracepoint for attr in self._attrs):
             reason = "; ".join(self.meta.damage) or "it has no tracing data section"
             raise TraceFormatError(
@@ -98,7 +99,8 @@ class PerfData:
 
     def _take_formats(self, blob: bytes) -> None:
         tracing = parse_tracing_data(blob)
-        self.formats |= by_name(tracing.formats)
+        # What a name means stays: batches already given out have its first columns.
+        self.formats = by_name(tracing.formats) | self.formats
         self.meta.comms |= tracing.comms
         if not tracing.complete:
             self.meta.damaged("the event formats are cut off or damaged; events they described are lost")
@@ -174,6 +176,7 @@ class _Walker:
         self._counts = np.zeros(0, np.int64)
         self._code_names: dict[int, str] = {}
         self._stale = True
+        self._rebuilt = 0
 
     @property
     def latest(self) -> int:
@@ -185,6 +188,9 @@ class _Walker:
 
     def _prepare(self) -> None:
         """Build the tables of the walk; again whenever pipe mode brings new attributes or formats."""
+        self._rebuilt += 1
+        if self._rebuilt > _MOST_REBUILDS or len(self.perf._attrs) > _MOST_ATTRS:
+            raise TraceFormatError(f"{self.meta.source} is damaged: it describes its events over and over")
         attrs, formats = self.perf._attrs, self.perf.formats
         self._layouts = np.array([_layout(attr) for attr in attrs] or [_layout(None)], np.int32)
         codes = perfwalk.FIRST_ATTR_CODE + len(self._layouts)
@@ -192,6 +198,7 @@ class _Walker:
         self._slots = np.full(codes, perfwalk.UNKNOWN, np.uint16)
         self._sizes = np.full(codes, 8, np.int32)
         self._events: list[str] = []
+        self._chosen: dict[str, tuple[int, tuple[Field, ...]]] = {}
         self._decode: list[tuple[Field, ...]] = []
         for name, event in formats.items():
             if event.id < perfwalk.FIRST_ATTR_CODE:
@@ -200,13 +207,15 @@ class _Walker:
         for index, attr in enumerate(attrs):
             if not attr.is_tracepoint:
                 self._select(perfwalk.FIRST_ATTR_CODE + index, self._attr_name(attr), ())
-        one_layout = all(attr.is_tracepoint and attr.sample_type == attrs[0].sample_type for attr in attrs)
+        alike = {(attr.is_tracepoint, attr.sample_type, attr.read_format) for attr in attrs}
+        one_layout = len(attrs) <= 1 or (len(alike) == 1 and attrs[0].is_tracepoint)
         pairs = [] if one_layout else sorted((i, a) for a, attr in enumerate(attrs) for i in attr.ids)
         self._ids = np.array([pair[0] for pair in pairs], np.uint64)
         self._id_attrs = np.array([pair[1] for pair in pairs], np.int32)
-        if pairs and len(set(self._layouts[:, 3].tolist())) > 1:
+        places = set(self._layouts[:, 3].tolist())
+        if pairs and (len(places) > 1 or -1 in places):
             raise TraceFormatError(
-                f"{self.meta.source}: its events carry their ids at different places, so samples cannot be told apart"
+                f"{self.meta.source}: its events carry no ids, or at different places, so samples cannot be told apart"
             )
         self._names = tuple(self._events)
         nothing = np.empty(0, np.int64)
@@ -223,9 +232,16 @@ class _Walker:
         return named[0] if named else f"type {attr.type} config {attr.config:#x}"
 
     def _select(self, code: int, name: str, fields: tuple[Field, ...]) -> None:
+        taken = self._chosen.setdefault(name, (code, fields))
+        if taken[1] != fields:
+            # An event sampled without its record, beside the same with it.
+            name = f"{name} #{code}"
         self._code_names[code] = name
         if self.selection is not None and name not in self.selection:
             self._slots[code] = perfwalk.COUNT_ONLY
+            return
+        if name in self._events:
+            self._slots[code] = self._events.index(name)
             return
         wanted = self.selection[name] if self.selection is not None else None
         self._slots[code] = len(self._events)
@@ -276,6 +292,8 @@ class _Walker:
         missing = size - records.held
         if missing <= 0:
             return True
+        if size > _LARGEST_TOOL_RECORD:
+            return False
         left = self.perf._left
         if left is not None and missing > left:
             return False
@@ -289,6 +307,8 @@ class _Walker:
         """Walk until the window is used up or a tool record comes; the reason to stop is the generator's value."""
         state = self._state
         if self._stale:
+            if self._next_is_tool_record(records):
+                return perfwalk.TOOL_RECORD
             self._prepare()
         while True:
             rows = _index_rows()
@@ -303,6 +323,14 @@ class _Walker:
                 yield self._batch(records.words, rows, int(state[1]))
             if state[2] != perfwalk.FULL:
                 return int(state[2])
+
+    @staticmethod
+    def _next_is_tool_record(records: _Records) -> bool:
+        """Whether one more record comes that may change the tables of the walk."""
+        if records.held < 8:
+            return False
+        kind, _, size = struct.unpack_from("<IHH", records.data, records.at)
+        return bool(kind >= perfwalk.FIRST_TOOL_RECORD and kind != perfwalk.FINISHED_ROUND and size >= 8)
 
     def _batch(self, words: memoryview, rows: _Rows, n: int) -> Batch:
         order, time, tid, pid, cpu, starts = (column[:n] for column in rows)
@@ -390,7 +418,8 @@ class _Walker:
             records.at += self._record_size(records)
             records.to_front()
             why = yield from self._walk(records)
-        if why == perfwalk.NONSENSE:
+        too_large = records.held >= 8 and self._record_size(records) > _LARGEST_TOOL_RECORD
+        if why == perfwalk.NONSENSE or too_large:
             self._nonsense(records)
             records.at = records.filled
         records.to_front()
@@ -404,14 +433,18 @@ class _Walker:
 
     def finish(self) -> None:
         """Complete the meta data once all records have been walked."""
+        unknown: list[int] = []
         for code in np.flatnonzero(self._counts).tolist():
             name = self._code_names.get(code)
             if name is None:
-                self.meta.notes.append(
-                    f"{self._counts[code]} samples of tracepoint {code}, which the file does not describe"
-                )
+                unknown.append(code)
             else:
                 self.meta.events[name] = self.meta.events.get(name, 0) + int(self._counts[code])
+        if unknown:
+            numbers = ", ".join(map(str, unknown[:8])) + ", ..." * (len(unknown) > 8)
+            self.meta.notes.append(
+                f"{self._counts[unknown].sum()} samples of tracepoints the file does not describe (ids {numbers})"
+            )
         self.meta.malformed += int(self._state[4])
         if self._inflated.held:
             self.meta.damaged(f"the last compressed record ends {self._inflated.held} bytes into a record")

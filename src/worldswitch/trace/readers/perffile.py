@@ -19,9 +19,17 @@ _HEADER = struct.Struct("<8sQQQQQQQQ4Q")
 _FEATURES = 256
 TRACEPOINT = 2
 _LARGEST_ATTR = 4096
+_MOST_IDS = 1 << 20
+"""Ids of all attributes together; perf needs one per event and CPU."""
+_LARGEST_FEATURE = 64 << 20
+_LONGEST_TEXT = 4096
+_MOST_TEXTS = 4096
 
 TRACING_DATA, HOSTNAME, OSRELEASE, VERSION, ARCH, NRCPUS, CPUDESC, CPUID = 1, 3, 4, 5, 6, 7, 8, 9
 CMDLINE, EVENT_DESC, CLOCKID = 11, 12, 23
+_KNOWN_FEATURES = frozenset(
+    (TRACING_DATA, HOSTNAME, OSRELEASE, VERSION, NRCPUS, CPUDESC, CPUID, CMDLINE, EVENT_DESC, CLOCKID)
+)
 _CLOCKS = {0: "realtime", 1: "mono", 4: "mono_raw", 7: "boot", 11: "tai"}
 
 # perf_event_sample_format.
@@ -102,9 +110,13 @@ def _attrs(source: Input, attr_size: int, at: int, size: int) -> list[Attr]:
     if len(table) < size or not table:
         raise TraceFormatError(f"{source.name} is a perf.data file cut short in its attributes")
     attrs = []
+    most_ids = min(_MOST_IDS, source.spooled() // 8)
     for start in range(0, len(table) - attr_size + 1, attr_size):
         entry = table[start : start + attr_size]
         ids_at, ids_size = struct.unpack_from("<QQ", entry, attr_size - 16)
+        most_ids -= ids_size // 8
+        if most_ids < 0:
+            raise TraceFormatError(f"{source.name}: the perf.data header gives events more ids than the file can hold")
         ids = source.pread(ids_at, ids_size)
         ids = ids[: len(ids) // 8 * 8]
         attrs.append(parse_attr(entry[:-16], struct.unpack(f"<{len(ids) // 8}Q", ids)))
@@ -121,6 +133,19 @@ def _features(source: Input, flags: list[int], at: int, meta: Meta) -> dict[int,
         offset, size = struct.unpack_from("<QQ", table, 16 * index)
         features[bit] = (offset, size)
     return features
+
+
+def read_feature(source: Input, bit: int, offset: int, size: int, meta: Meta) -> bytes | None:
+    """One feature section; None for one that nobody here reads."""
+    if bit not in _KNOWN_FEATURES:
+        return None
+    if size > _LARGEST_FEATURE:
+        meta.damaged(f"feature section {bit} of the file claims {size} bytes; it is skipped")
+        return None
+    data = source.pread(offset, size)
+    if len(data) < size:
+        meta.damaged(f"feature section {bit} of the file is cut off")
+    return data
 
 
 def note_feature(meta: Meta, bit: int, data: bytes) -> None:
@@ -169,7 +194,7 @@ def event_names(data: bytes) -> dict[int, str]:
 
 
 def _text(data: bytes) -> str:
-    return printable(data.split(b"\0", 1)[0].decode("utf-8", "backslashreplace"))
+    return printable(data[:_LONGEST_TEXT].split(b"\0", 1)[0].decode("utf-8", "backslashreplace"))
 
 
 def _string(data: bytes) -> str:
@@ -184,9 +209,8 @@ def _strings(data: bytes) -> list[str]:
         return []
     (count,) = struct.unpack_from("<I", data)
     at, texts = 4, []
-    while count and at + 4 <= len(data):
-        count -= 1
+    while len(texts) < min(count, _MOST_TEXTS) and at + 4 <= len(data):
         (length,) = struct.unpack_from("<I", data, at)
-        texts.append(_string(data[at:]))
+        texts.append(_text(data[at + 4 : at + 4 + min(length, _LONGEST_TEXT)]))
         at += 4 + length
     return texts

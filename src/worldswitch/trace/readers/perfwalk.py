@@ -23,6 +23,7 @@ LAYOUT = 9
 """Columns of the *layouts* table: the words at which a sample holds tid, time, cpu and id (-1: not at all), the word
 behind the parts of fixed size, and whether a READ block, of which read_format, a call chain and a raw record follow."""
 
+FIRST_TOOL_RECORD, FINISHED_ROUND = 64, 68
 COUNT_ONLY = 0xFFFF
 UNKNOWN = 0xFFFE
 FIRST_ATTR_CODE = 0x10000
