@@ -76,6 +76,7 @@ _DETAILS: dict[str, tuple[Detail, str, str | None]] = {
 
 NO_CR = -1
 _NOBODY = 0xFF
+_LAST_CR = 15
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,7 +241,7 @@ class _Columns:
             if not lengths[index]:
                 continue
             rows = slice(int(bases[index]), int(bases[index] + lengths[index]))
-            table = batch.tables[index]
+            table = _numbers(batch.tables[index])
             roles[index] = _ROLES.get(event, pairing.DETAIL if event in _DETAILS else pairing.NOTHING)
             if event in _DETAILS:
                 kinds[index] = _DETAILS[event][0]
@@ -269,12 +270,14 @@ class _Columns:
             put(self.wide, "val")
             put(self.narrow, "cr")
             put(self.extra, "rw")
+            # No processor has such a register; the row would stand for nothing.
+            self.extra[rows][self.narrow[rows] > _LAST_CR] = 0
         elif event == "kvm_inj_exception":
             put(self.narrow, "exception")
         elif event == "kvm_fpu":
             put(self.narrow, "load")
         elif event == "kvm_emulate_insn":
-            self.narrow[rows] = _written_registers(table)
+            self.narrow[rows] = _written_registers(table, rows.stop - rows.start)
         elif event in _DETAILS:
             _, value, flag = _DETAILS[event]
             put(self.wide, value)
@@ -290,12 +293,21 @@ def _or_zeros(table: dict[str, NDArray[Any]], name: str, n: int, kind: Any) -> N
     return np.array(table[name], kind) if name in table else np.zeros(n, kind)
 
 
-def _written_registers(table: dict[str, NDArray[Any]]) -> NDArray[np.uint32]:
+def _numbers(table: dict[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+    """The columns of one integer per row, and the instruction bytes: a file may declare any field to be anything."""
+    return {
+        name: column
+        for name, column in table.items()
+        if column.dtype.kind in "biu" and column.ndim == (2 if name == "insn" else 1)
+    }
+
+
+def _written_registers(table: dict[str, NDArray[Any]], n: int) -> NDArray[np.uint32]:
     """The control register each emulated instruction writes, or 0xFF."""
     insn = table.get("insn")
-    if insn is None or insn.ndim != 2 or insn.shape[1] < 3:
-        return np.full(len(next(iter(table.values()), ())), _NOBODY, np.uint32)
-    result = np.full(len(insn), _NOBODY, np.uint32)
+    result = np.full(n, _NOBODY, np.uint32)
+    if insn is None or insn.dtype != np.uint8 or insn.shape[1] < 3:
+        return result
     plain = (insn[:, 0] == 0x0F) & (insn[:, 1] == 0x22)
     # Most instructions seen here repeat; decode each different one once.
     keys = insn[:, 0].astype(np.uint32) | insn[:, 1].astype(np.uint32) << 8 | insn[:, 2].astype(np.uint32) << 16
