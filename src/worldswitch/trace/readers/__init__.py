@@ -39,6 +39,8 @@ def open_source(path: str | Path) -> EventSource:
 
 def open_input(source: Input) -> EventSource:
     """Choose the reader for *source* by its first bytes."""
+    if not source.head:
+        raise TraceFormatError(f"{source.name} holds nothing: {source.damage or 'its compressed data is empty'}")
     for module_name, (class_name, _) in FORMATS.items():
         module = import_module(f"worldswitch.trace.readers.{module_name}")
         if module.sniff(source.head):

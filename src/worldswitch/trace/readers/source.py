@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 HEAD = 1 << 16
 _IN_MEMORY = 64 << 20
 _PIECE = 1 << 20
+_STEP = 1 << 10
 _WRITER_SECONDS = 5.0
 """How long to wait for somebody to write into a FIFO."""
 _EXPANDS = 1000
@@ -61,10 +62,12 @@ class Input:
         """
         name = printable(str(path))
         if str(path) == "-":
+            if sys.stdin is None:
+                raise MissingError("cannot read standard input: it is closed")
             return cls._maybe_compressed(cls(sys.stdin.buffer, "standard input", seekable=False))
         try:
             fifo = stat.S_ISFIFO(Path(path).stat().st_mode)
-            stream = _open_fifo(path, name) if fifo else Path(path).open("rb")
+            stream = _open_fifo(path) if fifo else Path(path).open("rb")  # noqa: SIM115
         except IsADirectoryError:
             raise TraceFormatError(f"{name} is a directory; give the trace file in it") from None
         except (OSError, ValueError) as error:
@@ -185,7 +188,7 @@ class Input:
         return self._stream if self._seekable else cast(IO[bytes], io.BufferedReader(_Rest(self)))
 
 
-def _open_fifo(path: str | Path, name: str) -> IO[bytes]:
+def _open_fifo(path: str | Path) -> IO[bytes]:
     """A FIFO somebody writes into; plain opening would wait for a writer for ever."""
     import select
 
@@ -194,7 +197,7 @@ def _open_fifo(path: str | Path, name: str) -> IO[bytes]:
     waiting.register(descriptor, select.POLLIN)
     if not waiting.poll(_WRITER_SECONDS * 1000):
         os.close(descriptor)
-        raise MissingError(f"nobody writes into {name}, which is a FIFO; start what writes the trace first")
+        raise OSError("nobody writes into this FIFO; start what writes the trace first")
     os.set_blocking(descriptor, True)
     return os.fdopen(descriptor, "rb")
 
@@ -217,7 +220,7 @@ class _Rest(io.RawIOBase):
 class _Checked:
     """A decompressing stream that ends, and remembers why, where its data is damaged."""
 
-    def __init__(self, stream: IO[bytes], raw: Input) -> None:
+    def __init__(self, stream: Any, raw: Input) -> None:
         self._stream = stream
         self._raw = raw
         self._given = 0
@@ -227,7 +230,8 @@ class _Checked:
         if self.damage is not None:
             return b""
         try:
-            data = self._stream.read(n)
+            # read1, for read would lose what it had when it meets the damage.
+            data: bytes = self._stream.read1(n)
         except Exception as error:  # zstandard, lzma, zlib and gzip share no base class
             self.damage = f"the compressed data is damaged ({printable(str(error))}); what follows is lost"
             return b""
@@ -246,6 +250,44 @@ class _Checked:
         self._raw.close()
 
 
+class _Zstd:
+    """Decompressed frames; unlike zstandard's own reader it tells when the last one is cut short."""
+
+    def __init__(self, stream: IO[bytes]) -> None:
+        import zstandard
+
+        self._new = zstandard.ZstdDecompressor().decompressobj
+        self._frame = self._new()
+        self._stream = stream
+        self._packed = b""
+        self._at = 0
+        self._plain = b""
+        self._in_frame = False
+
+    def read1(self, n: int) -> bytes:
+        """Some bytes, at most *n*; none only at the end."""
+        while not self._plain:
+            if self._frame.eof:
+                self._at -= len(self._frame.unused_data)
+                self._frame, self._in_frame = self._new(), False
+            if self._at == len(self._packed):
+                self._packed, self._at = self._stream.read(_PIECE), 0
+                if not self._packed and self._in_frame:
+                    raise EOFError("its last frame is cut short")
+                if not self._packed:
+                    return b""
+            # In small steps: the most that one can unpack to must fit in memory.
+            piece = self._packed[self._at : self._at + _STEP]
+            self._at += len(piece)
+            self._in_frame = True
+            self._plain = self._frame.decompress(piece)
+        part, self._plain = self._plain[:n], self._plain[n:]
+        return part
+
+    def close(self) -> None:
+        """Nothing to close; the stream is the caller's."""
+
+
 def _decompressor(head: bytes) -> Any:
     if head.startswith(b"\x1f\x8b"):
         import gzip
@@ -256,9 +298,7 @@ def _decompressor(head: bytes) -> Any:
 
         return lzma.LZMAFile
     if head.startswith(b"\x28\xb5\x2f\xfd"):
-        import zstandard
-
-        return lambda stream: zstandard.ZstdDecompressor().stream_reader(stream, read_across_frames=True)
+        return _Zstd
     return None
 
 
