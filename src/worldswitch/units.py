@@ -8,6 +8,7 @@ from worldswitch.errors import UsageError
 
 _DURATION = re.compile(r"\s*([0-9]*\.?[0-9]+(?:[eE][+-]?[0-9]+)?)\s*(ns|us|µs|μs|ms|s|m|min|h)?\s*\Z")
 _NS = {"ns": 1, "us": 10**3, "µs": 10**3, "μs": 10**3, "ms": 10**6, "s": 10**9}
+_LONGEST = 2.0**63
 _NS |= {"m": 60 * 10**9, "min": 60 * 10**9, "h": 3600 * 10**9}
 
 
@@ -20,7 +21,10 @@ def parse_duration(text: str, default_unit: str = "s") -> int:
     found = _DURATION.match(text)
     if not found:
         raise UsageError(f"{text!r} is not a duration; write a number and a unit, such as 1ms, 250us or 2s")
-    return round(float(found[1]) * _NS[found[2] or default_unit])
+    value = float(found[1]) * _NS[found[2] or default_unit]
+    if value >= _LONGEST:
+        raise UsageError(f"{text!r} is longer than any trace; 64 bits of nanoseconds hold 292 years")
+    return round(value)
 
 
 def format_ns(value: float | None) -> str:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import sys
+from contextlib import suppress
 from importlib import import_module
-from typing import Any
+from io import TextIOWrapper
+from typing import Any, NoReturn
 
 import click
 
@@ -72,6 +74,10 @@ def wsw() -> None:
 def main(args: list[str] | None = None) -> None:
     """Run ``wsw`` and exit with its status."""
     _start_fast()
+    # A terminal of another encoding gets a ? for each sign it lacks, not a traceback.
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="replace")
     try:
         status = wsw.main(args, prog_name="wsw", standalone_mode=False)
         sys.stdout.flush()
@@ -85,17 +91,38 @@ def main(args: list[str] | None = None) -> None:
     except WorldswitchError as error:
         status = _fail(error, USAGE)
     except (click.Abort, KeyboardInterrupt):
-        click.echo("wsw: interrupted", err=True)
-        status = INTERRUPTED
+        _interrupted()
     except BrokenPipeError:
-        # The reader of our output has gone; it has all it wanted.
-        sys.stdout = None
-        status = DONE
+        status = _reader_gone()
+    except SystemExit:
+        # Of click, when it meets a broken pipe before we do.
+        if type(sys.stdout).__name__ != "PacifyFlushWrapper":
+            raise
+        status = _reader_gone()
     except RecursionError:
         status = _fail("the input nests too deeply", USAGE)
     except MemoryError:
         status = _fail("not enough memory for this input", MISSING)
     sys.exit(status if isinstance(status, int) else DONE)
+
+
+def _reader_gone() -> int:
+    """The reader of our output has gone; it has all it wanted."""
+    import os
+
+    # What Python flushes at its end must go somewhere.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    return DONE
+
+
+def _interrupted() -> NoReturn:
+    """End at once: the decoding thread may hang in a read, which would not let the interpreter end."""
+    import os
+
+    click.echo("wsw: interrupted", err=True)
+    with suppress(OSError, ValueError):
+        sys.stdout.flush()
+    os._exit(INTERRUPTED)
 
 
 def _start_fast() -> None:
@@ -106,8 +133,22 @@ def _start_fast() -> None:
     gc.set_threshold(100_000, 50, 50)
     for library in ("OPENBLAS", "OMP", "MKL"):
         os.environ.setdefault(f"{library}_NUM_THREADS", "1")
+    _keep_memory()
     # The decoding thread should not wait long for the GIL when it comes out of a compiled loop.
     sys.setswitchinterval(0.0005)
+
+
+def _keep_memory() -> None:
+    """Keep freed memory for the next batch's arrays: glibc gives it back, and the kernel zeroes it, at each batch."""
+    import ctypes
+
+    trim_threshold, mmap_threshold, size = -1, -3, 256 << 20
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except (AttributeError, OSError):
+        return  # not glibc
+    mallopt(trim_threshold, size)
+    mallopt(mmap_threshold, 32 << 20)
 
 
 def _fail(error: object, status: int) -> int:

@@ -10,6 +10,8 @@ from typing import TypeVar
 T = TypeVar("T")
 
 _DEPTH = 4
+_PATIENCE = 100
+"""Hundredths of a second to wait for a thread that may hang in a read; it dies with the process."""
 
 
 def ahead(items: Iterator[T]) -> Iterator[T]:
@@ -43,7 +45,9 @@ def ahead(items: Iterator[T]) -> Iterator[T]:
             yield item
     finally:
         stop.set()
-        while thread.is_alive():
+        for _ in range(_PATIENCE):
+            if not thread.is_alive():
+                break
             while not queue.empty():
                 queue.get_nowait()
             thread.join(0.01)
