@@ -70,15 +70,15 @@ def record(
     if dry_run:
         click.echo(how.shell())
         return 0
-    _announce(how, as_json)
+    _announce(how, request, as_json)
     _report(how, carry_out(how), as_json)
     return 0
 
 
-def _announce(how: Plan, as_json: bool) -> None:
+def _announce(how: Plan, request: Request, as_json: bool) -> None:
     if how.because:
         click.echo(f"wsw: recording through tracefs: {how.because}", err=True)
-    if not how.program and how.seconds is None and not as_json:
+    if not how.program and request.seconds is None and not as_json:
         click.echo(f"wsw: recording to {printable(str(how.output))}; Ctrl-C ends it", err=True)
 
 
@@ -142,8 +142,7 @@ def _notes(how: Plan, done: Recording, counts: dict[str, int], meta: Meta) -> li
         notes.append(f"no event was recorded{where}")
     elif "kvm:kvm_exit" in how.events and "kvm_exit" not in counts:
         notes.append(
-            "there is no kvm_exit in it: either a filter let none pass, or this KVM runs guests without VM-exits, by "
-            "emulation"
+            "there is no kvm_exit in it: no vCPU ran, a filter let none pass, or this is a software KVM that emits none"
         )
     return notes
 

@@ -46,7 +46,7 @@ class Request:
         pids: Processes to record, with all their threads.
         vms: The same, but refused unless the process holds a VM.
         everywhere: Record all CPUs although *program* is given.
-        seconds: Stop after this time.
+        seconds: Stop after this time; with *program*, counted from the start of the recorder.
         exit_filter: Kernel-side filter on kvm_exit, in the kernel's filter language (Documentation/trace/events.rst,
             section 5); ``"cr"`` is :data:`~worldswitch.live.events.CONTROL_REGISTER_EXITS`.
         tool: ``"perf"`` or ``"tracefs"``; None takes perf where it can be had.
@@ -76,7 +76,7 @@ class Plan:
         steps: What to write to a tracing instance; empty with perf.
         tracefs: Where tracefs is mounted.
         program: The program to run, found on PATH.
-        seconds: Stop after this time.
+        seconds: Stop after this time; None also where perf itself waits for a sleep.
         because: Why it is not perf, where that was not asked for.
     """
 
@@ -94,10 +94,10 @@ class Plan:
     def shell(self) -> str:
         """The same as shell commands."""
         if self.argv:
-            limit = ["timeout", "--foreground", "--signal=INT", f"{self.seconds:g}"] if self.seconds else []
+            limit = ["timeout", "--foreground", "--signal=INT", _plain(self.seconds)] if self.seconds else []
             return shlex.join([*limit, *self.argv])
         here = self.tracefs / "instances/wsw"
-        wait = shlex.join(self.program) or (f"sleep {self.seconds:g}" if self.seconds else "sleep infinity")
+        wait = shlex.join(self.program) or (f"sleep {_plain(self.seconds)}" if self.seconds else "sleep infinity")
         return "\n".join(
             [
                 f"mkdir {here}",
@@ -158,13 +158,14 @@ def plan(request: Request, root: Path = ROOT) -> Plan:
     output = _writable(request.output or DEFAULT_OUTPUT[tool])
     everywhere = request.everywhere or not program
     buffer, clock = permissions.buffer_bytes(root), None if permissions.slow_clock(root) else CLOCK
+    limit = request.seconds if program or not found else None
     argv: list[str] = []
     steps: list[tuple[str, str]] = []
     if found:
         argv = perf.command(
             found, str(output), chosen, pids=(*request.vms, *request.pids), everywhere=everywhere,
             exit_filter=exit_filter, buffer=buffer if permissions.may_lock(root) else 512 << 10, clock=clock,
-            program=program,
+            program=program or _sleep(request.seconds),
         )  # fmt: skip
     else:
         steps = tracefs.steps(
@@ -174,7 +175,7 @@ def plan(request: Request, root: Path = ROOT) -> Plan:
             # Whatever this process starts; it runs no VM itself.
             steps[2:2] = [("options/event-fork", "1"), ("set_event_pid", _SELF)]
     return Plan(
-        tool, output, chosen, absent, tuple(argv), tuple(steps), where, program, request.seconds, because
+        tool, output, chosen, absent, tuple(argv), tuple(steps), where, program, limit, because
     )  # fmt: skip
 
 
@@ -216,6 +217,16 @@ def _found(program: tuple[str, ...]) -> tuple[str, ...]:
             f"the program {printable(program[0])!r} is not found, or not executable; check its name and PATH"
         )
     return program
+
+
+def _sleep(seconds: float | None) -> tuple[str, ...]:
+    """What perf runs to record for a time: it starts only when all events are open, which takes perf a while."""
+    return () if seconds is None else ("sleep", _plain(seconds))
+
+
+def _plain(seconds: float) -> str:
+    """Without an exponent, which sleep does not read."""
+    return f"{seconds:.6f}".rstrip("0").rstrip(".")
 
 
 def _writable(name: str) -> Path:
@@ -281,7 +292,12 @@ def _with_tracefs(how: Plan) -> tuple[int | None, bool]:
         result.append((None if stop or not process else process.returncode, stopped.is_set()))
 
     with _stopping() as stopped:
-        tracefs.record(how.tracefs, how.output, steps, run)
+        try:
+            tracefs.record(how.tracefs, how.output, steps, run)
+        except MissingError:
+            # Nothing was recorded: what is there is a header.
+            how.output.unlink(missing_ok=True)
+            raise
     return result[0]
 
 
