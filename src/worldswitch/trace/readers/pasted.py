@@ -50,6 +50,9 @@ _CUT = re.compile(
     r"(?:(?<![(.])\.{3,}|…|\[(?:\.{2,3}|…|snip\w{0,8}|cut)\]|<(?:snip\w{0,8}|cut)>|(?<!`)`+|\\)\Z", re.IGNORECASE
 )
 
+_PREFIX_STARTS = frozenset("0123456789[(*•+-`")
+_CUT_ENDS = frozenset(".…]>`\\")
+
 _WHO = r"\S[^\n]{0,60}?-\d{1,9}\s+(?:\(\s*(?:\d+|-+)\)\s*)?\[\d{1,6}\]"
 _HEAD = re.compile(
     rf"\s*(?:{_WHO}|(?:\S[^\n]{{0,60}}?\s)?\d{{1,9}}(?:/\d{{1,9}})?\s+(?:\[\d{{1,6}}\]\s+)?\d+\.\d{{3,9}}:(?:\s|\Z)"
@@ -150,7 +153,7 @@ def _clean(lines: Iterator[bytes]) -> Iterator[str]:
     """Lines as text, without escapes, quote marks and what stands before an event."""
     for data in lines:
         text = data.decode("utf-8", "surrogateescape")
-        if _HTML_SIGN.search(data):
+        if (b"&" in data or b"<" in data) and _HTML_SIGN.search(data):
             text = _INLINE_TAG.sub("", _BLOCK_TAG.sub("\n", text))
             text = html.unescape(html.unescape(text))
         for line in text.split("\n"):
@@ -158,18 +161,26 @@ def _clean(lines: Iterator[bytes]) -> Iterator[str]:
 
 
 def _bare_line(line: str) -> str:
-    line = _ESCAPE_CODE.sub("", line.replace(_MOJIBAKE, " ").translate(_SUBSTITUTES)).rstrip()
+    if not line.isascii():
+        line = line.replace(_MOJIBAKE, " ").translate(_SUBSTITUTES)
+    if "\x1b" in line:
+        line = _ESCAPE_CODE.sub("", line)
+    line = line.replace("\t", " ").rstrip()
     if not line:
         return line
-    if (quote := _QUOTE.match(line)) and not line.lstrip().startswith("|-"):
-        line = line[quote.end() :]
-    if len(line) > _LONGEST_EVENT:
+    start = line.lstrip()
+    if ">" in start[:4] or start[0] == "|":
+        quote = _QUOTE.match(line)
+        line = line[quote.end() :] if quote and not start.startswith("|-") else line
+        start = line.lstrip()
+    if len(line) > _LONGEST_EVENT or not start:
         return line
-    for prefix in (_MARKS, _CHAT, _LINE_NUMBER, _MARKS):
-        found = prefix.match(line)
-        if found and _starts_event(line[found.end() :]):
-            line = line[found.end() :]
-    return _CUT.sub("", line).rstrip()
+    if start[0] in _PREFIX_STARTS or start[1:2] == ":":
+        for prefix in (_MARKS, _CHAT, _LINE_NUMBER, _MARKS):
+            found = prefix.match(line)
+            if found and _starts_event(line[found.end() :]):
+                line = line[found.end() :]
+    return _CUT.sub("", line).rstrip() if line[-1] in _CUT_ENDS else line
 
 
 def _starts_event(line: str) -> bool:
