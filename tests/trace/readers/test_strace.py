@@ -61,6 +61,10 @@ def test_a_failure_has_its_errno():
     assert found == [(-1, "EINTR", 3000000)]
 
 
+def test_a_result_with_leading_zeros_is_decimal():
+    assert rows("ioctl(3, KVM_RUN, 0) = 010\n", "result")[0] == [(10,)]
+
+
 def test_requests_strace_has_no_name_for():
     found, _ = rows(
         "ioctl(3, _IOC(_IOC_NONE, 0xae, 0x80, 0), 0) = 0\nioctl(3, 0xae01, 0) = 4\nioctl(3, _IOC(_IOC_READ|_IOC_WRITE, 0xae, 0xfe, 0x8), 0x1) = 0\n"

@@ -169,7 +169,8 @@ class Strace:
         else:
             self._ioctls += 1
             if result:
-                value = -1 if result["result"] == "?" else _signed(int(result["result"], 0))
+                text = result["result"]
+                value = -1 if text == "?" else _signed(int(text, 16 if text.startswith("0x") else 10))
                 row = (request[1], request[0], value, result["errno"] or "", duration)
                 self._rows.append((time, tid, row))
         if not clock and duration > 0:
