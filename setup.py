@@ -13,11 +13,6 @@ from setuptools import Extension, setup
 
 SOURCE = Path("src")
 
-# Memoryviews are structs of 200 bytes: a helper called with three of them by value costs more than the work it does,
-# so helpers must be inlined however large the function grows.
-FLAGS = ["-O3", "-g0", "-finline-limit=20000", "--param=max-inline-insns-auto=3000"]
-FLAGS += ["--param=inline-unit-growth=1000", "--param=large-function-growth=3000"]
-
 
 def hot_modules() -> list[Extension]:
     """One optional extension for each .py that has a .pxd beside it."""
@@ -26,9 +21,7 @@ def hot_modules() -> list[Extension]:
         source = types.with_suffix(".py")
         if source.exists() and source.name != "__init__.py":
             name = ".".join(source.with_suffix("").relative_to(SOURCE).parts)
-            extensions.append(
-                Extension(name, [str(source)], extra_compile_args=FLAGS, optional=True)
-            )
+            extensions.append(Extension(name, [str(source)], extra_compile_args=["-O3", "-g0"], optional=True))
     return extensions
 
 
@@ -42,6 +35,7 @@ def compiled() -> list[Extension]:
     built: list[Extension] = cythonize(
         hot_modules(),
         build_dir="build/cython",
+        nthreads=os.cpu_count() or 1,
         compiler_directives={
             "language_level": 3,
             "boundscheck": True,
@@ -54,4 +48,4 @@ def compiled() -> list[Extension]:
     return built
 
 
-setup(ext_modules=compiled())
+setup(ext_modules=compiled(), options={"build_ext": {"parallel": os.cpu_count() or 1}})
