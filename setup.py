@@ -13,6 +13,12 @@ from setuptools import Extension, setup
 
 SOURCE = Path("src")
 
+# A memoryview is a struct of 200 bytes passed by value: a helper called with three of them costs more than the work it
+# does. In these modules all helpers are inlined, however large the loop grows; elsewhere gcc would take minutes.
+INLINED = ("worldswitch.trace.pairing", "worldswitch.trace.tally")
+INLINE = ["-finline-limit=20000", "--param=max-inline-insns-auto=3000"]
+INLINE += ["--param=inline-unit-growth=1000", "--param=large-function-growth=3000"]
+
 
 def hot_modules() -> list[Extension]:
     """One optional extension for each .py that has a .pxd beside it."""
@@ -21,31 +27,5 @@ def hot_modules() -> list[Extension]:
         source = types.with_suffix(".py")
         if source.exists() and source.name != "__init__.py":
             name = ".".join(source.with_suffix("").relative_to(SOURCE).parts)
-            extensions.append(Extension(name, [str(source)], extra_compile_args=["-O3", "-g0"], optional=True))
-    return extensions
-
-
-def compiled() -> list[Extension]:
-    if os.environ.get("WSW_PURE_PYTHON"):
-        return []
-    try:
-        from Cython.Build import cythonize
-    except ImportError:
-        return []
-    built: list[Extension] = cythonize(
-        hot_modules(),
-        build_dir="build/cython",
-        nthreads=os.cpu_count() or 1,
-        compiler_directives={
-            "language_level": 3,
-            "boundscheck": True,
-            "wraparound": False,
-            "cdivision": True,
-            "initializedcheck": False,
-            "embedsignature": True,
-        },
-    )
-    return built
-
-
-setup(ext_modules=compiled(), options={"build_ext": {"parallel": os.cpu_count() or 1}})
+            flags = ["-O3", "-g0", *(INLINE if name in INLINED else [])]
+            extensions.append(Extension(name, [str(source)], extra_compile_args=flags, optional=True))

@@ -1,7 +1,4 @@
 # cython: boundscheck=False
-# distutils: extra_compile_args = -O3 -g0 -finline-limit=20000 --param=max-inline-insns-auto=3000 --param=inline-unit-growth=1000 --param=large-function-growth=3000
-# A memoryview is a struct of 200 bytes passed by value: a helper called with three of them costs more than the work it
-# does, so all helpers are inlined, however large the loop grows.
 """Counting by key: a compiled hash table of (a, b, c) -> how often, and how much in all."""
 
 from __future__ import annotations
