@@ -77,7 +77,7 @@ class RefaultFinder:
         pages[where] = self._seen.add(rows.thread[where], rows.detail[where] >> np.uint64(PAGE_SHIFT), None, None)
         self._grow(rows)
         epoch = np.zeros(len(rows), np.int64) if unmapped is None else np.ascontiguousarray(unmapped)
-        thread, cr = np.ascontiguousarray(rows.thread), np.ascontiguousarray(rows.cr)
+        thread, cr = np.ascontiguousarray(rows.thread), np.ascontiguousarray(_effective(rows))
         missing = is_missing(rows).view(np.uint8)
         find(*views(thread, cr, pages, missing, epoch, self._writes, self._pages, codes))
         return codes
@@ -85,11 +85,12 @@ class RefaultFinder:
     def _count_writes(self, rows: ExitRows) -> None:
         if not rows.any(pairing.CR_WRITE):
             return
+        cr = _effective(rows)
         for column, register in enumerate((0, 4)):
-            threads = rows.thread[rows.cr == register]
+            threads = rows.thread[cr == register]
             self._writes[: int(threads.max(initial=-1)) + 1, column] += np.bincount(threads)
-        writes = (rows.cr == 0) | (rows.cr == 4)
-        self._writes[rows.thread[writes], 2] = rows.cr[writes]
+        writes = (cr == 0) | (cr == 4)
+        self._writes[rows.thread[writes], 2] = cr[writes]
 
     def _grow(self, rows: ExitRows) -> None:
         if int(rows.thread.max(initial=0)) >= len(self._writes):
@@ -97,6 +98,11 @@ class RefaultFinder:
             self._writes = np.concatenate([self._writes, more])
         if len(self._seen) > len(self._pages):
             self._pages = np.concatenate([self._pages, np.zeros((2 * len(self._seen), 4), np.int64)])
+
+
+def _effective(rows: ExitRows) -> NDArray[np.int64]:
+    """The register each row writes; a write that raised #GP writes none."""
+    return np.where(rows.flags & pairing.FAULTED, NO_CR, rows.cr) if rows.any(pairing.FAULTED) else rows.cr
 
 
 def is_fault(rows: ExitRows) -> NDArray[np.bool_]:
