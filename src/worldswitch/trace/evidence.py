@@ -97,11 +97,11 @@ class Evidence:
         self._untimed = Tally(limit=_LIMIT)
         self._refaults = refaults.RefaultFinder()
         self._unmaps: list[NDArray[np.int64]] = []
-        self._index: list[NDArray[np.int64]] = []
+        self._index: list[NDArray[np.int32]] = []
         self._ns: list[NDArray[np.int64]] = []
         self._firsts: list[_Firsts] = []
         self._entries = 0
-        self._numbers: NDArray[np.int64] = np.empty(0, np.int64)
+        self._numbers: NDArray[np.int32] = np.empty(0, np.int32)
 
     @property
     def dropped(self) -> int:
@@ -125,7 +125,8 @@ class Evidence:
         if not len(rows):
             return
         self.seen.add(rows)
-        self._crs.add(rows)
+        if rows.any(pairing.CR_KNOWN):
+            self._crs.add(rows)
         codes = self._refaults.look(rows, self._unmapped(rows))
         no_time = rows.is_open | ~rows.is_exit
         self.exits += len(rows) - int(np.count_nonzero(no_time))
@@ -136,38 +137,53 @@ class Evidence:
             codes[(codes & (refaults.NEW_PAGE | refaults.UNMAPPED)) != 0] = 0
         two_dimensional = (rows.isa == 1) & ((rows.reason & np.uint32(0xFFFF)) == 48)
         self.faults_without_address += int(np.count_nonzero(two_dimensional & (rows.detail_kind == 0)))
-        where = (rows.cr != NO_CR) | (codes != 0)
+        where = rows.cr != NO_CR
+        if codes.any():
+            where |= codes != 0
         if where.all():
-            self._note(rows, codes, no_time)
+            self._note(rows, slice(None), codes, no_time)
         elif where.any():
-            self._note(rows.take(where), codes[where], no_time[where])
+            self._note(rows, np.flatnonzero(where), codes, no_time)
 
-    def _note(self, rows: ExitRows, codes: NDArray[np.int64], no_time: NDArray[np.bool_]) -> None:
-        """Remember the writes and refaults *rows*."""
+    def _note(
+        self, rows: ExitRows, at: NDArray[np.intp] | slice, codes: NDArray[np.int64], no_time: NDArray[np.bool_]
+    ) -> None:
+        """Remember the writes and refaults *at* these rows."""
+        codes, no_time, flags = codes[at], no_time[at], rows.flags[at]
+        kind = _SILENT - 2 * ((flags & pairing.CR_KNOWN) != 0) - 1 * ((flags & pairing.CR_FIRST) != 0)
+        cr = np.minimum(rows.cr[at], 15)
+        what = cr | kind << 4 | (flags & (pairing.FAULTED | pairing.FROM_L2)).astype(np.int64) << 8
         is_refault = codes != 0
-        kind = np.full(len(rows), _SILENT, np.int64)
-        kind[(rows.flags & pairing.CR_KNOWN) != 0] = _WRITE
-        kind[(rows.flags & pairing.CR_FIRST) != 0] = _FIRST
-        kind[is_refault] = _REFAULT
-        cr = np.where(is_refault, np.where(codes & refaults.AFTER_CR4, 4, 0), np.minimum(rows.cr, 15))
-        flags = (rows.flags & (pairing.FAULTED | pairing.FROM_L2)).astype(np.int64)
-        what = cr | kind << 4 | flags << 8 | (codes & (refaults.BETWEEN | refaults.AGAIN)) << 24
-        changed = np.where(kind == _WRITE, rows.cr_changed, 0)
-        number = rows.isa.astype(np.uint64) << np.uint64(32) | rows.reason
-        ns = counted_ns(rows)
+        if is_refault.any():
+            last = np.where(codes & refaults.AFTER_CR4, 4, 0)
+            nested = (flags & pairing.FROM_L2).astype(np.int64)
+            code = last | _REFAULT << 4 | nested << 8 | (codes & (refaults.BETWEEN | refaults.AGAIN)) << 24
+            what = np.where(is_refault, code, what)
+        changed = None
+        if rows.any(pairing.CR_KNOWN):
+            changed = np.where((kind == _WRITE) & ~is_refault, rows.cr_changed[at], 0)
+        number = rows.isa[at].astype(np.uint64) << np.uint64(32) | rows.reason[at]
+        ns = counted_ns(rows)[at]
         index = self._kinds.add(what, changed, number, ns)
         if no_time.any():
             self._untimed.add(index[no_time & (index >= 0)], None, None, None)
-        first = np.flatnonzero((kind == _FIRST) & (index >= 0))
-        if len(first):
-            self._firsts.append(
-                _Firsts(
-                    writer(rows)[first], rows.rip[first], index[first], ns[first], no_time[first], self._entries + first
-                )
-            )
+        if rows.any(pairing.CR_FIRST):
+            self._note_firsts(rows, at, index, ns, no_time)
         self._index.append(index.astype(np.int32))
         self._ns.append(ns)
-        self._entries += len(rows)
+        self._entries += len(index)
+
+    def _note_firsts(
+        self,
+        rows: ExitRows,
+        at: NDArray[np.intp] | slice,
+        index: NDArray[np.int64],
+        ns: NDArray[np.int64],
+        no_time: NDArray[np.bool_],
+    ) -> None:
+        first = np.flatnonzero(((rows.flags[at] & pairing.CR_FIRST) != 0) & (index >= 0))
+        key, rip = writer(rows)[at][first], rows.rip[at][first]
+        self._firsts.append(_Firsts(key, rip, index[first], ns[first], no_time[first], self._entries + first))
 
     def _unmapped(self, rows: ExitRows) -> NDArray[np.int64] | None:
         if not self._unmaps:
@@ -177,7 +193,7 @@ class Evidence:
 
     def kinds(self) -> list[Kind]:
         """Everything seen, by kind; call once, at the end. What a first write changed is inferred here."""
-        self._numbers = np.concatenate([np.empty(0, np.int64), *self._index]).astype(np.int64)
+        self._numbers = np.concatenate([np.empty(0, np.int32), *self._index])
         untimed = dict(zip(self._untimed.keys[:, 0].tolist(), self._untimed.counts.tolist(), strict=True))
         result = []
         sums = zip(self._kinds.keys.tolist(), self._kinds.counts.tolist(), self._kinds.totals.tolist(), strict=True)
