@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
-from pathlib import Path
 from unittest import mock
 
+import uncompiled
 from worldswitch.record.trace import Trace
 from worldswitch.trace.readers import text, textmatch, textscan
 from worldswitch.trace.readers.source import Input
@@ -14,20 +12,7 @@ from worldswitch.trace.readers.source import Input
 HEAD = "qemu-1234  [003] d..1.   12.345678: "
 
 
-def _uncompiled_scanner():
-    """The scanner from its source, whatever is installed."""
-    modules = {}
-    for module in (textmatch, textscan):
-        name = module.__name__
-        source = Path(module.__file__).with_name(name.rsplit(".", 1)[1] + ".py")
-        spec = importlib.util.spec_from_file_location(name, source)
-        modules[name] = importlib.util.module_from_spec(spec)
-        with mock.patch.dict(sys.modules, modules):
-            spec.loader.exec_module(modules[name])
-    return modules[textscan.__name__].Scanner
-
-
-SCANNERS = {"as installed": textscan.Scanner, "uncompiled": _uncompiled_scanner()}
+SCANNERS = {"as installed": textscan.Scanner, "uncompiled": uncompiled.load(textmatch, textscan).Scanner}
 
 
 def read(data: str | bytes, selection=None, reader=text.TextTrace, scanner: str = "as installed"):

@@ -5,10 +5,8 @@ Expected values follow from the kernel's include/linux/ring_buffer.h and kernel/
 
 from __future__ import annotations
 
-import importlib.util
 import struct
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,20 +14,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tracedat_build as build
+import uncompiled
 from worldswitch.trace.readers import ringbuffer
 
 TYPES = (build.ALPHA, build.BETA, build.GAMMA)
 
-
-def uncompiled():
-    source = Path(ringbuffer.__file__).with_name("ringbuffer.py")
-    spec = importlib.util.spec_from_file_location("ringbuffer_uncompiled", source)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-WALKS = {"as installed": ringbuffer.walk, "uncompiled": uncompiled().walk}
+WALKS = {"as installed": ringbuffer.walk, "uncompiled": uncompiled.load(ringbuffer).walk}
 IS_COMPILED = not ringbuffer.__file__.endswith(".py")
 
 
