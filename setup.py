@@ -29,3 +29,31 @@ def hot_modules() -> list[Extension]:
             name = ".".join(source.with_suffix("").relative_to(SOURCE).parts)
             flags = ["-O3", "-g0", *(INLINE if name in INLINED else [])]
             extensions.append(Extension(name, [str(source)], extra_compile_args=flags, optional=True))
+    return extensions
+
+
+def compiled() -> list[Extension]:
+    """All hot modules, translated; none where Cython is missing or ``WSW_PURE_PYTHON`` is set."""
+    if os.environ.get("WSW_PURE_PYTHON"):
+        return []
+    try:
+        from Cython.Build import cythonize
+    except ImportError:
+        return []
+    built: list[Extension] = cythonize(
+        hot_modules(),
+        build_dir="build/cython",
+        nthreads=os.cpu_count() or 1,
+        compiler_directives={
+            "language_level": 3,
+            "boundscheck": True,
+            "wraparound": False,
+            "cdivision": True,
+            "initializedcheck": False,
+            "embedsignature": True,
+        },
+    )
+    return built
+
+
+setup(ext_modules=compiled(), options={"build_ext": {"parallel": os.cpu_count() or 1}})
