@@ -225,10 +225,13 @@ def gaps(evidence: Evidence, meta: Meta, writes: bool, refaults: int, untimed: i
     """
     found = []
     if evidence.faults_without_address and writes:
-        faults = many(evidence.faults_without_address, "EPT violation")
+        n = evidence.faults_without_address
+        which = (
+            "whether the EPT violation is a refault" if n == 1 else f"which of the {n:,} EPT violations are refaults"
+        )
         found.append(
-            f"which of the {faults} are refaults, on pages mapped before a register write: the addresses are not in "
-            "the trace; record kvm:kvm_page_fault too"
+            f"{which}, on pages mapped before a register write: the addresses are not in the trace; record "
+            "kvm:kvm_page_fault too"
         )
     if evidence.dubious:
         found.append(
