@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 @click.command(context_settings={"allow_interspersed_args": False})
 @click.argument("program", nargs=-1, type=click.UNPROCESSED, metavar="[-- CMD...]")
 @click.option(
-    "-o", "--output", metavar="OUT", help="File to write.  [default: kvm.perf.data, with tracefs kvm.trace.txt]"
+    "-o", "--output", metavar="OUT", help="File to write.  [default: kvm.perf.data, with tracefs kvm.trace.txt.gz]"
 )
 @click.option(
     "--events", default="default", metavar="SET|EVENT,...", help="default, cr, all, or events.  [default: default]"
@@ -136,7 +136,8 @@ def _notes(how: Plan, done: Recording, counts: dict[str, int], meta: Meta) -> li
         ended = f"with status {done.status}" if done.status > 0 else f"by signal {-done.status}"
         notes.append(f"the command {printable(how.program[0])} ended {ended}; the recording is kept")
     if meta.lost:
-        notes.append("events were lost: record fewer (--events cr), fewer VMs (--vm), or onto a faster disk")
+        slow = "through perf, " if how.tool == "tracefs" else ""
+        notes.append(f"events were lost: record {slow}fewer (--events cr), fewer VMs (--vm), or onto a faster disk")
     if not counts:
         where = "; CMD and what it started ran no VM; -a records every VM of this host" if how.program else ""
         notes.append(f"no event was recorded{where}")

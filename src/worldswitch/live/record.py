@@ -25,7 +25,7 @@ from worldswitch.live.perf import Perf
 from worldswitch.live.permissions import ROOT
 
 TOOLS = ("perf", "tracefs")
-DEFAULT_OUTPUT = {"perf": "kvm.perf.data", "tracefs": "kvm.trace.txt"}
+DEFAULT_OUTPUT = {"perf": "kvm.perf.data", "tracefs": "kvm.trace.txt.gz"}
 CLOCK = "CLOCK_MONOTONIC"
 """The clock to stamp with. Unlike perf's own it is the same on all CPUs whatever the TSC does, any program can read it
 (a VMM's log, strace, a second recorder), tracefs has it as ``mono``, and it is as cheap where the TSC is good."""
@@ -97,12 +97,13 @@ class Plan:
             limit = ["timeout", "--foreground", "--signal=INT", _plain(self.seconds)] if self.seconds else []
             return shlex.join([*limit, *self.argv])
         here = self.tracefs / "instances/wsw"
+        packer = "gzip -1" if self.output.suffix == ".gz" else "cat"
         wait = shlex.join(self.program) or (f"sleep {_plain(self.seconds)}" if self.seconds else "sleep infinity")
         return "\n".join(
             [
                 f"mkdir {here}",
                 *(f"echo {_quoted(value)} > {here / name}" for name, value in self.steps),
-                f"cat {here / 'trace_pipe'} > {shlex.quote(str(self.output))} &",
+                f"{packer} < {here / 'trace_pipe'} > {shlex.quote(str(self.output))} &",
                 wait,
                 f"echo 0 > {here / 'tracing_on'}; kill $!; rmdir {here}",
             ]

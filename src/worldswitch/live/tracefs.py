@@ -49,13 +49,19 @@ def find(root: Path = ROOT) -> Path | None:
 def events(tracefs: Path) -> dict[str, tuple[str, ...]] | None:
     """System -> its events, sorted; None if this user may not read them."""
     try:
-        return {
+        found = {
             system.name: tuple(sorted(event.name for event in system.iterdir() if (event / "format").exists()))
             for system in sorted((tracefs / "events").iterdir())
             if system.is_dir()
         }
     except OSError:
         return None
+    # Since Linux commit 21ccc9cd7211 the files are closed to others, whatever the folders' mode says.
+    for system, names in found.items():
+        for name in names[:1]:
+            if not os.access(tracefs / "events" / system / name / "format", os.R_OK):
+                return None
+    return found
 
 
 def may_write(tracefs: Path) -> bool:
