@@ -20,6 +20,10 @@ INLINE = ["-finline-limit=20000", "--param=max-inline-insns-auto=3000"]
 INLINE += ["--param=inline-unit-growth=1000", "--param=large-function-growth=3000"]
 
 
+# What Cython adds to every module that takes memoryviews, once for all of them: it is most of what gcc has to compile.
+SHARED = "worldswitch._cyutility"
+
+
 def hot_modules() -> list[Extension]:
     """One optional extension for each .py that has a .pxd beside it."""
     extensions = []
@@ -40,8 +44,10 @@ def compiled() -> list[Extension]:
         from Cython.Build import cythonize
     except ImportError:
         return []
+    shared = Extension(SHARED, [f"src/{SHARED.replace('.', '/')}.c"], extra_compile_args=["-O2", "-g0"], optional=True)
     built: list[Extension] = cythonize(
-        hot_modules(),
+        [*hot_modules(), shared],
+        shared_utility_qualified_name=SHARED,
         build_dir="build/cython",
         nthreads=os.cpu_count() or 1,
         compiler_directives={
