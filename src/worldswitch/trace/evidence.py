@@ -29,7 +29,8 @@ SELECTION: Selection = {
 """The events looked at and the fields needed of each."""
 
 _WRITE, _FIRST, _SILENT, _REFAULT = range(4)
-_LIMIT = 1 << 16
+_MOST_KINDS = 1 << 12
+"""Kinds kept apart. Real guests make a few dozen; more would be a hostile trace."""
 _NO_KIND = -1
 
 
@@ -93,20 +94,21 @@ class Evidence:
         self.dubious = 0
         self.new_pages = 0
         self._crs = CrWriteTally()
-        self._kinds = Tally(limit=_LIMIT)
-        self._untimed = Tally(limit=_LIMIT)
+        self._kinds = Tally(limit=_MOST_KINDS)
+        self._untimed = Tally(limit=_MOST_KINDS)
         self._refaults = refaults.RefaultFinder()
         self._unmaps: list[NDArray[np.int64]] = []
         self._index: list[NDArray[np.int32]] = []
         self._ns: list[NDArray[np.int64]] = []
         self._firsts: list[_Firsts] = []
+        self._dropped_firsts = 0
         self._entries = 0
         self._numbers: NDArray[np.int32] = np.empty(0, np.int32)
 
     @property
     def dropped(self) -> int:
         """Writes and refaults of more kinds than are kept apart."""
-        return self._kinds.dropped
+        return self._kinds.dropped + self._dropped_firsts
 
     def feed(self, batch: Batch) -> None:
         """Take the next batch of events."""
@@ -210,6 +212,10 @@ class Evidence:
         for part in self._firsts:
             for key, rip, index, ns, no_time, position in part.rows():
                 mask = None if key & pairing.FAULTED else infer.first_write(key, rip)
+                if (index, mask) not in groups and len(groups) == _MOST_KINDS:
+                    self._dropped_firsts += 1
+                    self._numbers[position] = _NO_KIND
+                    continue
                 group = groups.setdefault((index, mask), [len(self._kinds) + len(groups), 0, 0, 0])
                 self._numbers[position] = group[0]
                 group[1] += 1
