@@ -1,10 +1,11 @@
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from worldswitch.live.perf import Perf, command, complaint, known_options
+from worldswitch.live.perf import Perf, command, complaint, finished, known_options
 
 HELP = """
  Usage: perf record [<options>] [<command>]
@@ -91,6 +92,18 @@ def test_what_perf_complains_about_is_quoted_safely(tmp_path: Path) -> None:
     text = str(complaint(argv))
     assert r"failed to mmap \x1b[31mwith 1" in text
     assert "noise" not in text
+
+
+def test_a_recording_perf_did_not_finish_is_told_by_its_size_field(
+    tmp_path: Path, plain_recording: Callable[[str], Path]
+) -> None:
+    # perf says of such a file that its "data size field is 0 which is unexpected".
+    whole = plain_recording("vmx-6.1-ept/kvmstat.perf.data")
+    content = bytearray(whole.read_bytes())
+    content[48:56] = bytes(8)
+    (tmp_path / "cut").write_bytes(content)
+    assert finished(whole)
+    assert not finished(tmp_path / "cut")
 
 
 @pytest.mark.needs("perf")

@@ -92,3 +92,13 @@ def test_a_step_the_kernel_refuses_is_named_and_leaves_nothing(tmp_path: Path) -
     with pytest.raises(MissingError, match=r"'nonsense ==' in events/kvm/kvm_exit/filter"):
         tracefs.record(here, tmp_path / "out", steps, lambda _: None)
     assert not (here / "instances" / f"wsw-{os.getpid()}").exists()
+
+
+@pytest.mark.needs("kvm-events")
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="/dev/full is not here")
+def test_a_full_disk_is_told_and_leaves_no_instance() -> None:
+    here = tracefs.find(ROOT)
+    assert here is not None
+    with pytest.raises(MissingError, match="broke off: No space left on device"):
+        tracefs.record(here, Path("/dev/full"), [], lambda _: None)
+    assert not (here / "instances" / f"wsw-{os.getpid()}").exists()

@@ -86,7 +86,7 @@ def _report(how: Plan, done: Recording, as_json: bool) -> None:
     """One line (or document) about the recording, from the recording itself."""
     meta = _read_back(done.path)
     counts = {name: n for name, n in meta.events.items() if n}
-    following = shlex.join(["wsw", "analyze", str(done.path)])
+    following = shlex.join(["wsw", "analyze", str(done.path)]) if counts else None
     notes = _notes(how, done, counts, meta)
     if as_json:
         options.print_json(
@@ -108,10 +108,9 @@ def _report(how: Plan, done: Recording, as_json: bool) -> None:
     for note in notes:
         click.echo(f"wsw: {note}", err=True)
     lost = f"{meta.lost:,} LOST" if meta.lost else "none lost"
-    total = sum(counts.values())
+    then = f"; next: {printable(following)}" if following else ""
     click.echo(
-        f"{printable(str(done.path))}: {format_size(done.size)}, {total:,} events, {lost}; "
-        f"next: {printable(following)}",
+        f"{printable(str(done.path))}: {format_size(done.size)}, {sum(counts.values()):,} events, {lost}{then}",
         err=True,
     )
 

@@ -120,6 +120,15 @@ def complaint(argv: Sequence[str]) -> MissingError:
     return MissingError(f"perf could not record: {text}. The command was the one wsw record --dry-run prints")
 
 
+def finished(recording: Path) -> bool:
+    """Whether perf wrote *recording* to its end: it fills in the size of the data last (perf.data-file-format.txt)."""
+    with recording.open("rb") as file:
+        head = file.read(_DATA_SIZE_AT + 8)
+    return head[:8] != _MAGIC or (len(head) > _DATA_SIZE_AT and any(head[_DATA_SIZE_AT:]))
+
+
+_MAGIC = b"PERFILE2"
+_DATA_SIZE_AT = 48
 _NOISE = re.compile(r"libtraceevent|bad op token|expected type|^\s*\[ perf record|Usage:|^\s*or: perf")
 
 

@@ -119,8 +119,8 @@ def slow_clock(root: Path = ROOT) -> bool:
 def buffer_bytes(root: Path = ROOT) -> int:
     """Ring buffer per CPU: 8 MiB, less where all CPUs' together would take over 1/16 of the memory; a power of two.
 
-    100,000 exits a second of some 500 bytes each, all their events together, fill 8 MiB in 170 ms, which a recorder that
-    has to wait for a CPU needs; perf's own 512 KiB are full after 10 ms. Never below 512 KiB.
+    100,000 exits a second of some 500 bytes each, all their events together, fill 8 MiB in 170 ms, which a recorder
+    that has to wait for a CPU needs; perf's own 512 KiB are full after 10 ms. Never below 512 KiB.
     """
     found = re.search(r"^MemTotal:\s+(\d{1,15}) kB", read(root / "proc/meminfo") or "", re.MULTILINE)
     memory = int(found[1]) * 1024 if found else 1 << 32

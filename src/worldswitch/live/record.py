@@ -238,6 +238,8 @@ def _writable(name: str) -> Path:
         raise MissingError(
             f"the folder {printable(str(path.parent))!r} does not exist; make it, or give -o another name"
         )
+    if not os.access(path.parent, os.W_OK | os.X_OK):
+        raise MissingError(f"this user may not write to {printable(str(path.parent))!r}; give -o another name")
     return path
 
 
@@ -276,6 +278,11 @@ def _with_perf(how: Plan) -> tuple[int | None, bool]:
         status = process.wait()
     if not _wrote(how.output, started):
         raise perf.complaint(how.argv)
+    if not perf.finished(how.output):
+        raise MissingError(
+            f"perf broke off with status {status}, most likely because the disk is full; free some, or give -o "
+            f"another place: {printable(str(how.output))} is not whole"
+        )
     return (None if stop or not how.program else status), stopped.is_set()
 
 
@@ -293,12 +300,7 @@ def _with_tracefs(how: Plan) -> tuple[int | None, bool]:
         result.append((None if stop or not process else process.returncode, stopped.is_set()))
 
     with _stopping() as stopped:
-        try:
-            tracefs.record(how.tracefs, how.output, steps, run)
-        except MissingError:
-            # Nothing was recorded: what is there is a header.
-            how.output.unlink(missing_ok=True)
-            raise
+        tracefs.record(how.tracefs, how.output, steps, run)
     return result[0]
 
 

@@ -15,7 +15,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Protocol
 
-from worldswitch.errors import MissingError
+from worldswitch.errors import MissingError, printable
 from worldswitch.live.permissions import ROOT, host_lines
 
 _PLACES = ("sys/kernel/tracing", "sys/kernel/debug/tracing")
@@ -136,20 +136,34 @@ def record(tracefs: Path, output: Path, what: Steps, run: Callable[[Callable[[fl
             recorded has ended: it waits that many seconds at most and saves what has come.
 
     Raises:
-        MissingError: The kernel refuses a step; the message names it.
+        MissingError: The kernel refuses a step, or the disk is full; the message names it.
     """
-    with instance(tracefs) as here, _open(output) as sink:
-        sink.write("\n".join(["# tracer: nop", "#", *host_lines(), "#", ""]).encode())
+    try:
+        with instance(tracefs) as here, _open(output) as sink:
+            sink.write("\n".join(["# tracer: nop", "#", *host_lines(), "#", ""]).encode())
+            _set_up(here, what, output)
+            pipe = os.open(here / "trace_pipe", os.O_RDONLY | os.O_NONBLOCK)
+            try:
+                run(lambda wait: _save(pipe, sink, wait))
+                _write(here, "tracing_on", "0")
+                while _save(pipe, sink, 0):
+                    pass
+            finally:
+                os.close(pipe)
+    except MissingError:
+        raise
+    except OSError as error:
+        raise MissingError(f"the recording {printable(str(output))} broke off: {error.strerror or error}") from None
+
+
+def _set_up(here: Path, what: Steps, output: Path) -> None:
+    try:
         for name, value in what:
             _write(here, name, value)
-        pipe = os.open(here / "trace_pipe", os.O_RDONLY | os.O_NONBLOCK)
-        try:
-            run(lambda wait: _save(pipe, sink, wait))
-            _write(here, "tracing_on", "0")
-            while _save(pipe, sink, 0):
-                pass
-        finally:
-            os.close(pipe)
+    except MissingError:
+        # Nothing was recorded: what is there is a header.
+        output.unlink(missing_ok=True)
+        raise
 
 
 def _open(output: Path) -> AbstractContextManager[_Sink]:
