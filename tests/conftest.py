@@ -4,11 +4,35 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
+from importlib.abc import MetaPathFinder
+from importlib.util import spec_from_file_location
 from pathlib import Path
 
 import pytest
 
 DATA = Path(__file__).parent / "data"
+
+UNCOMPILED = bool(os.environ.get("WSW_UNCOMPILED"))
+"""Run the hot modules from their source, although compiled ones lie beside it."""
+TOO_LONG_UNCOMPILED = ("svm-6.12-npt-300k", "million")
+"""What test ids must not hold then: the one recording, and the numbers, that take minutes."""
+
+
+class _FromSource(MetaPathFinder):
+    """Finds the .py of each module that has a .pxd beside it."""
+
+    def find_spec(self, fullname, path=None, target=None):
+        for folder in path or () if fullname.startswith("worldswitch.") else ():
+            source = Path(folder) / f"{fullname.rpartition('.')[2]}.py"
+            if source.exists() and source.with_suffix(".pxd").exists():
+                return spec_from_file_location(fullname, source)
+        return None
+
+
+if UNCOMPILED:
+    assert not any(name.startswith("worldswitch.") for name in sys.modules), "too late to choose the sources"
+    sys.meta_path.insert(0, _FromSource())
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -19,6 +43,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Skip a test whose programs are missing; fail it where WSW_REQUIRE (comma-separated) names them."""
+    if UNCOMPILED and any(word in item.nodeid for word in TOO_LONG_UNCOMPILED):
+        pytest.skip("takes minutes uncompiled")
     required = os.environ.get("WSW_REQUIRE", "").split(",")
     for mark in item.iter_markers("needs"):
         for program in mark.args:
@@ -65,3 +91,11 @@ def plain_recording(tmp_path_factory: pytest.TempPathFactory):
         return target
 
     return path
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say how many tests the uncompiled run left out; -ra names each."""
+    if UNCOMPILED:
+        skipped = terminalreporter.stats.get("skipped", [])
+        count = sum("takes minutes uncompiled" in str(report.longrepr) for report in skipped)
+        terminalreporter.write_line(f"uncompiled: {count} tests left out because they take minutes")

@@ -103,7 +103,8 @@ def gather_8(words, starts, offset, out):  # type: ignore[no-untyped-def]
             high = words[k + 1]
             value = low | (high << 32)
             if shift:
-                top = words[k + 2]
+                # Only the bits that are wanted: uncompiled, integers grow beyond 64.
+                top = words[k + 2] & ((1 << shift) - 1)
                 value = (value >> shift) | (top << (64 - shift))
             out[i] = value
 
