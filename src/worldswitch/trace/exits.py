@@ -175,7 +175,8 @@ class ExitPairing:
         tid, pid = (np.ascontiguousarray(c, np.int32).view(np.uint32) for c in (batch.tid, batch.pid))
         arrays = (
             np.ascontiguousarray(batch.order),
-            np.ascontiguousarray(batch.time),
+            # No trace's clock runs before 0; such a time is damage.
+            np.ascontiguousarray(batch.time if batch.time.min() >= 0 else np.maximum(batch.time, 0)),
             tid,
             pid,
             *columns.arrays,
@@ -192,7 +193,7 @@ class ExitPairing:
             begin = int(self._used[1])
             if begin < n:
                 self._grow()
-        self._end = int(batch.time[-1])
+        self._end = max(0, int(batch.time[-1]))
         return parts[0] if len(parts) == 1 else _joined(parts)
 
     def finish(self) -> ExitRows:

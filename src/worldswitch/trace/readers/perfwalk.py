@@ -183,7 +183,7 @@ def walk(  # type: ignore[no-untyped-def]
                 high = words[position + at + 1]
                 stamp = low | ((high & 0x7FFFFFFF) << 32)
             else:
-                stamp = latest
+                stamp = max(latest, 0)
             time[n] = stamp
             latest = max(stamp, latest)
             at = layouts[attr, _AT_TID]
