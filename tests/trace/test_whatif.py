@@ -5,6 +5,7 @@ What kernels do is stated by worldswitch.kvm and tested there against its source
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 
 import pytest
@@ -27,7 +28,10 @@ from guest_build import (
 )  # fmt: skip
 from worldswitch.errors import NotTold, UnknownNameError, UsageError
 from worldswitch.trace.readers import open_source
+from worldswitch.trace.readers.perfdata import PerfData
+from worldswitch.trace.readers.source import Input
 from worldswitch.trace.whatif import Exits, WhatIf, whatif
+from worldswitch.trace.writers.perfdata import PerfOptions, write_perfdata
 
 DATA = Path(__file__).parents[1] / "data"
 
@@ -304,6 +308,29 @@ def test_unknown_names_get_the_nearest(to: str, setting: tuple[str, ...], messag
         ask("vmx-5.10-ept/wp.trace.dat", to, None, *setting)
 
 
+@pytest.mark.parametrize("name", ["svm-5.10-npt/strace.txt", "svm-5.10-npt/kvmstat.txt"])
+def test_what_holds_no_events_is_refused(name: str) -> None:
+    with pytest.raises(UsageError, match="holds no VM-exits"):
+        ask(name, "6.12", "5.10")
+
+
+def test_a_stream_names_its_kernel_before_its_first_event() -> None:
+    stream = io.BytesIO()
+    write_perfdata(open_source(DATA / "vmx-5.10-ept/wp.trace.dat"), stream, PerfOptions(pipe=True))
+    source = PerfData(Input.from_bytes(stream.getvalue()))
+    assert source.meta.kernel is None
+    result = whatif(source, "6.12")
+    assert str(result.before.kernel) == "5.10.223"
+    assert sum(e.count for e in result.removed) == 304
+
+
+def test_exits_of_both_vendors_are_refused() -> None:
+    guest = Guest(VMX).exit(HLT)
+    guest.isa = SVM
+    with pytest.raises(UsageError, match="both VMX and SVM"):
+        of(guest.exit(HLT), "6.12")
+
+
 def test_exits_of_no_known_processor_are_refused() -> None:
     with pytest.raises(UsageError, match="neither VMX nor SVM"):
         of(Guest(isa=3).exit(HLT), "6.12")
@@ -481,7 +508,7 @@ def test_lost_events_and_damage_are_told() -> None:
 
 
 def test_an_empty_trace_is_refused_unless_its_vendor_is_known() -> None:
-    with pytest.raises(UsageError, match="neither VMX nor SVM"):
+    with pytest.raises(UsageError, match="holds no VM-exits"):
         of(Guest(), "6.12")
     assert of(Guest(meta={"vendor": "amd"}), "6.12").removed == []
 

@@ -73,6 +73,7 @@ def to_json(result: WhatIf) -> dict[str, Any]:
 def describe(result: WhatIf) -> str:
     """The answer as text a person reads."""
     from worldswitch.report.tables import fields, paragraphs, table
+    from worldswitch.trace.explain import many
 
     before, after = result.before, result.after
     assumed = " (assumed)" if result.assumed_from else ""
@@ -84,7 +85,7 @@ def describe(result: WhatIf) -> str:
                 ("from", f"{before.kernel}{assumed}, {_NAMES[before.vendor]}, {_NAMES[before.mmu]}"),
                 *_wrapped("", result.source.how),
                 ("to", f"{after.kernel}, {_NAMES[after.vendor]}, {_NAMES[after.mmu]}"),
-                ("removed", f"{gone:,} of {result.exits:,} exits"),
+                ("removed", f"{gone:,} of {many(result.exits, 'exit')}"),
                 ("saving", _saving(result) if gone else "none"),
             )
         )

@@ -100,7 +100,7 @@ class Seen:
         """``intel`` or ``amd``.
 
         Raises:
-            UsageError: The exits are neither VMX's nor SVM's, or both.
+            UsageError: There are no exits, or they are neither VMX's nor SVM's, or both.
         """
         known = {_VMX: "intel", _SVM: "amd"}
         vendors = {known[isa] for isa in self.isas if isa in known}
@@ -108,6 +108,11 @@ class Seen:
             return vendors.pop()
         if not vendors and meta.vendor in known.values():
             return str(meta.vendor)
+        if not self.isas:
+            raise UsageError(
+                f"{meta.source} ({meta.format}) holds no VM-exits (kvm_exit events), and those are what is judged; "
+                "`wsw record` records them"
+            )
         what = "both VMX and SVM exits" if vendors else "neither VMX nor SVM exits"
         raise UsageError(f"{meta.source} holds {what}, so the rules of no one processor apply")
 

@@ -116,10 +116,13 @@ def whatif(
     """
     wanted = tuple(settings)
     # Fail before a long read.
-    source_kernel(source.meta, from_)
+    if from_ is not None or source.meta.kernel is not None:
+        source_kernel(source.meta, from_)
     target = kernel_named(to)[0] if to is not None else None
     evidence = Evidence()
-    for batch in ahead(source.batches(SELECTION)):
+    for number, batch in enumerate(ahead(source.batches(SELECTION))):
+        if not number:
+            source_kernel(source.meta, from_)  # a stream names its kernel before its first event
         evidence.feed(batch)
     evidence.finish()
     trace_kernel = source_kernel(source.meta, from_)
