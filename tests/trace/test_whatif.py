@@ -448,6 +448,12 @@ def test_lost_huge_pages_may_hide_refaults() -> None:
     assert said(of(guest, "6.12").cannot_tell, "pages not seen before", "huge page")
 
 
+def test_pages_mapped_before_the_trace_began_may_hide_refaults() -> None:
+    guest = Guest().toggle(0, PE_PG | WP, WP).fault(0x1000)
+    assert said(of(guest, "6.12").cannot_tell, "1 page fault on pages not seen before", "before the trace began")
+    assert not said(of(guest, "6.12", "6.1").cannot_tell, "before the trace began")
+
+
 def test_repeated_refaults_need_the_tdp_mmu_to_be_on() -> None:
     """A few refaults of the same page among many writes are no sign of it; then they are unexplained."""
     guest = Guest().write(0, PE_PG | WP).fault(0x1000)

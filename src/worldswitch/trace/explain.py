@@ -52,7 +52,7 @@ def name_of(policy: Policy, other: Policy) -> str:
 def why_it_stays(before: Policy, after: Policy, what: str) -> str:
     """Why a write of *what* exits under *after* too."""
     if after.vendor is Vendor.AMD:
-        return f"SVM has no mask of guest-owned bits: {what} writes exit on every kernel"
+        return f"SVM has no mask of guest-owned bits: such {what} writes exit on every kernel"
     if after.mmu is Mmu.SHADOW and "WP" in what:
         return "with shadow paging CR0.WP is part of a page table's identity, so KVM must see it change"
     return f"{name_of(after, before)} intercepts {what} too"
@@ -213,13 +213,14 @@ def untraceable(after: Policy) -> list[str]:
     ]
 
 
-def gaps(evidence: Evidence, meta: Meta, writes: bool, refaults: int, untimed: int) -> list[str]:
+def gaps(evidence: Evidence, meta: Meta, writes: bool, losing: bool, refaults: int, untimed: int) -> list[str]:
     """What the trace does not hold.
 
     Args:
         evidence: What it holds.
         meta: The trace's.
         writes: It has writes of CR0 or CR4.
+        losing: Some of them cost page tables which the host asked about keeps.
         refaults: How many refaults are among the removed exits.
         untimed: How many removed exits have no duration.
     """
@@ -238,10 +239,10 @@ def gaps(evidence: Evidence, meta: Meta, writes: bool, refaults: int, untimed: i
             f"whether {many(evidence.dubious, 'more page fault')} would go: the host itself took memory away "
             "(kvm_unmap_hva_range) since the page was last seen"
         )
-    if refaults and evidence.new_pages > refaults / 10:
+    if losing and evidence.new_pages > refaults / 10:
         found.append(
-            f"whether {many(evidence.new_pages, 'page fault')} on pages not seen before would go as well: a huge page "
-            "that was lost may fault again at another address"
+            f"whether {many(evidence.new_pages, 'page fault')} on pages not seen before would go as well: what was "
+            "mapped before the trace began, and other parts of a huge page that was lost, look the same"
         )
     if untimed:
         it = "it" if untimed == 1 else "them"

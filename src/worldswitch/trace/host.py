@@ -20,7 +20,7 @@ _VMX, _SVM = 1, 2
 _ADDRESS = 4  # exits.Detail.ADDRESS
 _EXCEPTION_NMI, _EPT_VIOLATION, _EPT_MISCONFIG = 0, 48, 49
 _PF_EXCEPTION, _NPF = 0x4E, 0x400
-_PAGE_FAULT = 14
+_PAGE_FAULT, _VALID = np.uint64(14), np.uint64(1 << 31)  # VM-exit interruption information: SDM table 25-19
 _PAGING = {"intel": "kvm_intel.ept", "amd": "kvm_amd.npt"}
 
 
@@ -77,10 +77,17 @@ class Seen:
         if not {"isa", "exit_reason"} <= table.keys():
             return
         exceptions = (table["exit_reason"] & 0xFFFF == _EXCEPTION_NMI) & (table["isa"] == _VMX)
-        if "intr_info" not in table:
-            self.exceptions += int(np.count_nonzero(exceptions))
-        elif exceptions.any():
-            self.shadow += int(np.count_nonzero(table["intr_info"][exceptions] & 0xFF == _PAGE_FAULT))
+        if not exceptions.any():
+            return
+        # Up to 5.9 the event had no intr_info of its own; vmx_get_exit_info() gave it as info2.
+        info = np.zeros(np.count_nonzero(exceptions), np.uint64)
+        for name in ("info2", "intr_info"):
+            if name in table:
+                column = table[name][exceptions].astype(np.uint64)
+                info = np.where(column & _VALID, column, info)
+        told = info & _VALID != 0
+        self.shadow += int(np.count_nonzero(told & (info & np.uint64(0xFF) == _PAGE_FAULT)))
+        self.exceptions += int(np.count_nonzero(~told))
 
     def add(self, rows: ExitRows) -> None:
         """Look at *rows*."""

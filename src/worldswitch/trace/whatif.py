@@ -359,6 +359,15 @@ class _Judge:
                         what += f", if they change {'+'.join(bit_names(register, mask))}"
                     self._cannot(explain.added_faults(before, after, what, _LOSES[would], _LOSES[was]))
 
+    def _losing(self) -> bool:
+        """Whether writes cost page tables that the host asked about keeps."""
+        before, after = self.result.before, self.result.after
+        return any(
+            _loss(change(before, register, mask)) > _loss(change(after, register, mask))
+            for register in _JUDGED
+            for mask in self._masks(register)[0]
+        )
+
     def _say_what_the_trace_lacks(self) -> None:
         shown: dict[int, int] = {}
         for kind in self.writes:
@@ -366,7 +375,7 @@ class _Judge:
         self._cannot(explain.invisible_toggles(self.result.before, self.result.after, shown))
         refaults = sum(exits.count for exits in self.result.removed if exits.refault)
         writes = any(kind.cr in _JUDGED for kind in self.writes)
-        for gap in explain.gaps(self.evidence, self.result.meta, writes, refaults, self.gone_untimed):
+        for gap in explain.gaps(self.evidence, self.result.meta, writes, self._losing(), refaults, self.gone_untimed):
             self._cannot(gap)
 
 
