@@ -51,6 +51,8 @@ HEADS = {
     "trace-cmd ns": (f"     kt-93    [000]    20.498508540: {BODY}", ("kt", 93, -1, 0, 20498508540)),
     "trace-cmd latency": (f"      kt-93      2d..3.    20.498509: {BODY}", ("kt", 93, -1, 2, 20498509000)),
     "trace-cmd differences": (f" kt-93 [000] 20.498509: (+22)    {BODY}", ("kt", 93, -1, 0, 20498509000)),
+    "tracefs latency": (f"CPU 0/KV-93      2d..3. 20498509us!: {BODY}", ("CPU 0/KV", 93, -1, 2, 20498509000)),
+    "tracefs latency, shortly": (f"  <idle>-0         0d..2. 20498509us : {BODY}", ("<idle>", 0, -1, 0, 20498509000)),
     "raw counts": (f" kt-93 [000] 204985090: {BODY}", ("kt", 93, -1, 0, 204985090)),
     "perf": (f"    CPU 0/KVM   103 [000]    47.186557:   kvm:{BODY}", ("CPU 0/KVM", 103, -1, 0, 47186557000)),
     "perf pid/tid": (

@@ -22,7 +22,7 @@ STATS = 6
 TIME_MASK = (1 << 63) - 1
 
 
-def walk(  # type: ignore[no-untyped-def] # noqa: PLR0917
+def walk(  # type: ignore[no-untyped-def]
     words,
     n_words,
     first,

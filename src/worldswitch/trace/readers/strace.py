@@ -1,6 +1,6 @@
 """What ``strace`` printed: KVM's ioctls, their results and how long they took.
 
-Any of ``-T -t -tt -ttt -r -f -y`` are understood, calls that another thread interrupts (``<unfinished ...>``,
+Any of ``-T -t -tt -ttt -r -f -y -n -i`` are understood, calls that another thread interrupts (``<unfinished ...>``,
 ``<... resumed>``) are put together. Grammar: strace(1).
 """
 
@@ -18,6 +18,7 @@ from worldswitch.trace.readers.lines import Source, table_batch, text_lines
 _PREFIX = (
     r"(?:\[pid\s+(?P<pid>\d{1,9})\]\s+|(?P<tid>\d{1,9})\s+(?=\D|\d+[:.]\d))?"
     r"(?:(?P<h>\d\d):(?P<m>\d\d):(?P<s>\d\d)(?:\.(?P<us>\d{1,9}))?\s+|(?P<sec>\d{1,10})\.(?P<frac>\d{1,9})\s+)?"
+    r"(?:\[\s*(?:\d{1,4}|[0-9a-f]{8,16})\]\s+){0,2}"  # -n: number of the call, -i: instruction pointer
 )
 _LINE = re.compile(rf"\s*{_PREFIX}(?P<rest>(?:[a-z_]\w*\(|<\.\.\. \w+ resumed>|---|\+\+\+).*)\Z", re.DOTALL)
 _CALL = re.compile(r"(?P<name>\w+)\((?P<args>.*)\Z", re.DOTALL)

@@ -5,6 +5,7 @@ The dialects are told per line, so a file may mix them::
     qemu-1234  ( 1200) [003] d..1.   12.345678: kvm_exit: vcpu 0 reason HLT rip 0x1000d ...     tracefs
     qemu-1234  [003]   12.345678901: kvm_exit:          reason HLT rip 0x1000d info 0 0       trace-cmd report
     qemu   1200/1234 [003]   12.345678:      kvm:kvm_exit: vcpu 0 reason HLT rip 0x1000d ...    perf script
+    qemu-1234    3d..1. 12345678us!: kvm_exit: vcpu 0 reason HLT rip 0x1000d ...    tracefs, latency-format
 
 Any flag columns or none, task names that hold anything, tgid columns, times in µs, in ns or as raw counts.
 KVM's events become columns with the kernel's field names (:mod:`worldswitch.trace.readers.textforms`); any
@@ -36,7 +37,7 @@ _VALUES = 1 << 20
 _MOST_EVENTS = 4000
 _UNPARSED = ":unparsed"
 
-_TIME = re.compile(rb"(?<![^\s])\d{1,18}(?:\.\d{1,9})?:(?=\s)")
+_TIME = re.compile(rb"(?<![^\s])\d{1,18}(?:\.\d{1,9}|us.)?:(?=\s)")
 _EVENT = re.compile(rb"\s+(?:\(\+?\d{1,18}\)\s+)?(?:\d{1,18}\s+)?(?:[\w-]{1,80}:){0,3}[A-Za-z_][\w.-]{0,80}:(?:\s|$)")
 
 

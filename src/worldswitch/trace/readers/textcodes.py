@@ -43,6 +43,8 @@ MASK64 = 0xFFFFFFFFFFFFFFFF
 TID_SLOTS = 1 << 16
 BODY_ROOM = 64
 """No event has more values than this."""
+LONGEST_US = 10**15
+"""Microseconds that fit an int64 as nanoseconds, and 31 years."""
 
 HASH_START = 2166136261
 HASH_STEP = 16777619

@@ -4,6 +4,7 @@ from worldswitch.trace.readers.textmatch cimport Matcher
 
 cdef int END, FULL, NEW_EVENT, ODD, TAKEN, OTHER, NOT_WANTED, EVENTS
 cdef uint64_t MASK64
+cdef int64_t LONGEST_US
 cdef Py_ssize_t TID_SLOTS, BODY_ROOM
 
 @cython.final
@@ -29,6 +30,8 @@ cdef class Scanner(Matcher):
     cdef int _note(self, Py_ssize_t event) except -9 nogil
     @cython.locals(i=Py_ssize_t, left=Py_ssize_t, what=int)
     cdef int _find_time(self, Py_ssize_t begin, Py_ssize_t end) except -9 nogil
+    @cython.locals(i=Py_ssize_t, left=Py_ssize_t, c=int)
+    cdef int _find_latency(self, Py_ssize_t begin, Py_ssize_t end) except -9 nogil
     @cython.locals(i=Py_ssize_t, k=Py_ssize_t, whole=int64_t, fraction=int64_t, digits=int, scale=int, dot=bint, c=int)
     cdef Py_ssize_t _number_before(self, Py_ssize_t colon, Py_ssize_t begin) except -9 nogil
     @cython.locals(k=Py_ssize_t, name=Py_ssize_t, c=int)

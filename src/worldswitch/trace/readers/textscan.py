@@ -32,6 +32,7 @@ EVENTS = codes.EVENTS
 MASK64 = codes.MASK64
 TID_SLOTS = codes.TID_SLOTS
 BODY_ROOM = codes.BODY_ROOM
+LONGEST_US = codes.LONGEST_US
 
 
 class Scanner(Matcher):
@@ -179,7 +180,21 @@ class Scanner(Matcher):
                 if what != OTHER:
                     return what
             i = self._time_colon(self.text, i + 1, end - 1)
-        return what
+        return what if what != OTHER else self._find_latency(begin, end)
+
+    def _find_latency(self, begin, end):
+        """``who 0d..2. 5395us!: event: body``: µs and a mark for how long, as tracefs' ``latency-format`` has it."""
+        i = begin + 4
+        while i < end - 1:
+            c = self.text[i - 4]
+            if self.text[i] == 58 and self.text[i - 2] == 115 and self.text[i - 3] == 117 and 48 <= c <= 57:
+                left = self._number_before(i - 3, begin)
+                if left >= 0 and self.line_raw and self.line_time < LONGEST_US and self._find_event(i + 1, end):
+                    self.line_time *= 1000
+                    self.line_raw = 0
+                    return self._find_who(begin, left)
+            i += 1
+        return OTHER
 
     # The two loops over all bytes have the text as an argument, which a compiler can keep in registers.
 
