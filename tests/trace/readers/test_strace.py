@@ -40,7 +40,12 @@ FORMS = {
     "-y": ("ioctl(3</dev/kvm>, KVM_CREATE_VM, 0) = 4<anon_inode:kvm-vm> <0.000001>", -1, 0, 1000),
     "-n": ("[  16] ioctl(3, KVM_CREATE_VM, 0) = 4", -1, 0, -1),
     "-i": ("[00007f77cf0b5c1b] ioctl(3, KVM_CREATE_VM, 0) = 4", -1, 0, -1),
-    "-f -ttt -n -i": ("[pid 12] 1700000000.5 [  16] [00007f77cf0b5c1b] ioctl(3, KVM_CREATE_VM, 0) = 4", 12, 1700000000500000000, -1),
+    "-f -ttt -n -i": (
+        "[pid 12] 1700000000.5 [  16] [00007f77cf0b5c1b] ioctl(3, KVM_CREATE_VM, 0) = 4",
+        12,
+        1700000000500000000,
+        -1,
+    ),
     "ns": ("01:02:03.000000004 ioctl(3, KVM_CREATE_VM, 0) = 4 <0.000000007>", -1, 3723 * 10**9 + 4, 7),
 }
 
