@@ -72,7 +72,7 @@ class EventFormat:
 
 
 _FIELD = re.compile(
-    r"field:(?P<declaration>[^;\n]{0,1000});\s*offset:(?P<offset>\d{1,9});\s*size:(?P<size>\d{1,9});"
+    r"\s{0,20}field:(?P<declaration>[^;\n]{0,1000});\s*offset:(?P<offset>\d{1,9});\s*size:(?P<size>\d{1,9});"
     r"(?:\s*signed:(?P<signed>-?\d{1,9});)?"
 )
 _NAME = re.compile(r"(?P<type>.*?)(?P<name>[A-Za-z_]\w*)\s*(?P<array>\[[^\]]*\])?\s*\Z", re.DOTALL)
@@ -95,7 +95,10 @@ def parse_format(text: str, system: str = "") -> EventFormat:
     if not name or not number:
         raise TraceFormatError("an event format has no name: or no ID: line")
     fields = []
-    for found in _FIELD.finditer(text):
+    for line in text.split("\n"):
+        found = _FIELD.match(line)
+        if found is None:
+            continue
         field = _field(found)
         if not field.name.startswith("common_"):
             fields.append(field)

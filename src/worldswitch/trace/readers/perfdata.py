@@ -77,10 +77,14 @@ class PerfData:
     def _open_file(self, source: Input) -> None:
         perf = perffile.parse_header(source, self.meta)
         self._attrs = perf.attrs
+        cut: list[int] = []
         for bit, (offset, size) in perf.features.items():
             data = perffile.read_feature(source, bit, offset, size, self.meta)
             if data is not None:
                 self._take_feature(bit, data)
+                cut += [bit] * (len(data) < size)
+        if cut:
+            self.meta.damaged(f"feature sections {', '.join(map(str, cut))} of the file are cut off")
         if not self.formats and any(attr.is_tracepoint for attr in self._attrs):
             reason = "; ".join(self.meta.damage) or "it has no tracing data section"
             raise TraceFormatError(

@@ -142,22 +142,19 @@ def read_feature(source: Input, bit: int, offset: int, size: int, meta: Meta) ->
     if size > _LARGEST_FEATURE:
         meta.damaged(f"feature section {bit} of the file claims {size} bytes; it is skipped")
         return None
-    data = source.pread(offset, size)
-    if len(data) < size:
-        meta.damaged(f"feature section {bit} of the file is cut off")
-    return data
+    return source.pread(offset, size)
 
 
 def note_feature(meta: Meta, bit: int, data: bytes) -> None:
     """Put what one feature section says into *meta*; unknown ones are skipped."""
     if bit == OSRELEASE:
-        meta.kernel = _string(data)
+        meta.kernel = _string(data) or None
     elif bit == HOSTNAME:
-        meta.host = _string(data)
+        meta.host = _string(data) or None
     elif bit == VERSION:
-        meta.tool = f"perf {_string(data)}"
+        meta.tool = f"perf {_string(data)}".strip()
     elif bit == CPUDESC:
-        meta.cpu_model = _string(data)
+        meta.cpu_model = _string(data) or None
     elif bit == CPUID:
         identity = _string(data)
         meta.vendor = {"GenuineIntel": "intel", "AuthenticAMD": "amd", "HygonGenuine": "amd"}.get(
@@ -166,7 +163,7 @@ def note_feature(meta: Meta, bit: int, data: bytes) -> None:
     elif bit == NRCPUS and len(data) >= 8:
         meta.cpus = struct.unpack_from("<II", data)[1]
     elif bit == CMDLINE:
-        meta.command = " ".join(_strings(data))
+        meta.command = " ".join(_strings(data)) or None
     elif bit == CLOCKID and len(data) >= 8:
         meta.clock = _CLOCKS.get(struct.unpack_from("<Q", data)[0], meta.clock)
 
