@@ -61,8 +61,7 @@ class Filter:
         if self.vm is not None:
             keep &= identities(pairs)[rows.thread] == self.vm
         if self.reasons is not None:
-            number = rows.isa.astype(np.uint64) << np.uint64(32) | rows.reason
-            keep &= np.isin(number, np.array([isa << 32 | reason for isa, reason in self.reasons], np.uint64))
+            keep &= np.isin(rows.number, np.array([isa << 32 | reason for isa, reason in self.reasons], np.uint64))
         if self.longer_than is not None:
             keep &= rows.duration > self.longer_than
         return rows if keep.all() else rows.take(keep)
@@ -183,27 +182,40 @@ def account(
 
 _KEY_BITS = 44
 _LARGEST = (1 << _KEY_BITS) - 1
-_GROUPS = 1 << (64 - _KEY_BITS)
+_KINDS = 1 << (63 - _KEY_BITS)
+_UNCOUNTED = pairing.OPEN | pairing.NO_EXIT
+
+
+@dataclass(slots=True)
+class _Group:
+    """What is added up for one row of :class:`ExitStatistics`."""
+
+    id: int
+    count: int = 0
+    total: int = 0
+    open: int = 0
+    user: int = 0
+    nested: int = 0
 
 
 class Bookkeeper:
-    """Adds up exits as they come; see :func:`account`."""
+    """Adds up exits as they come; see :func:`account`.
+
+    Exits are counted by *kind*: thread, vCPU, reason, register written and flags. There are few kinds, and everything but
+    percentiles and hot places follows from their sums.
+    """
 
     def __init__(self, only: Filter | None = None, by: Sequence[str] = BY) -> None:
         self.pairs = ExitPairing()
         self._only = only
         self._by = frozenset(by)
         self._detectors = Detectors()
-        self._groups = Tally(limit=1 << 31)
-        self._open = Tally(limit=1 << 31)
-        self._user = Tally(limit=1 << 31)
-        self._nested = Tally(limit=1 << 31)
-        self._vcpus = Tally(limit=1 << 31)
-        self._host = Tally(limit=1 << 31)
-        self._in_user = Tally(limit=1 << 31)
+        self._kinds = Tally(limit=1 << 31)
         self._rips = Tally()
         self._details = Tally()
         self._crs = CrWriteTally()
+        self._groups: dict[tuple[int, int, int], _Group] = {}
+        self._vcpus: dict[int, list[int]] = {}
         self._durations: list[NDArray[np.uint64]] = []
         self._odd: list[tuple[Array, Array]] = []
 
@@ -213,54 +225,61 @@ class Bookkeeper:
             rows = self._only.apply(rows, self.pairs)
         if not len(rows):
             return
+        kind = self._kinds.add(rows.number, rows.who, rows.marks, rows.duration, rows.guest, rows.user)
+        self._keep_durations(kind, rows.duration)
         self._crs.add(rows)
         self._detectors.add(rows)
-        if rows.any(pairing.NO_EXIT):
-            rows = rows.take(rows.is_exit)
-        if rows.any(pairing.OPEN):
-            is_open = rows.is_open
-            dangling, rows = rows.take(is_open), rows.take(~is_open)
-            self._open.add(*self._key(dangling), dangling.duration)
-            self._vcpus.add(dangling.thread, dangling.vcpu + 1, None, dangling.guest)
-        if len(rows):
-            self._count(rows)
-
-    def _count(self, rows: ExitRows) -> None:
-        """Add up exits that all count."""
-        number, vm, vcpu = self._key(rows)
-        vcpu_id = rows.vcpu + 1 if vcpu is None else vcpu
-        self._keep_durations(self._groups.add(number, vm, vcpu, rows.duration), rows.duration)
-        self._vcpus.add(rows.thread, vcpu_id, None, rows.guest)
-        self._host.add(rows.thread, vcpu_id, None, rows.duration)
-        self._rips.add(rows.rip, number if "reason" in self._by else _number(rows), None, rows.duration)
-        for flag, tally, amounts in (
-            (pairing.TO_USERSPACE, self._user, rows.user),
-            (pairing.FROM_L2, self._nested, rows.duration),
-        ):
-            if rows.any(flag):
-                where = (rows.flags & flag) != 0
-                rest = [None if part is None else part[where] for part in (vm, vcpu)]
-                tally.add(number[where], rest[0], rest[1], amounts[where])
-        if rows.any(pairing.TO_USERSPACE):
-            where = rows.user > 0
-            self._in_user.add(rows.thread[where], vcpu_id[where], None, rows.user[where])
+        if rows.any(_UNCOUNTED):
+            rows = rows.take((rows.flags & _UNCOUNTED) == 0)
+        self._rips.add(rows.rip, rows.number, None, rows.duration)
         if rows.any(pairing.DETAILED):
             where = rows.detail_kind != Detail.NONE
             self._details.add(rows.detail_kind[where], rows.detail[where], None, rows.duration[where])
 
-    def _keep_durations(self, group: Array, duration: Array) -> None:
-        """Remember each duration with its group: one u64 where both fit, which sorts fast."""
-        if int(duration.max()) > _LARGEST or len(self._groups) > _GROUPS:
-            fits = (duration <= _LARGEST) & (group < _GROUPS)
-            self._odd.append((group[~fits], duration[~fits]))
-            group, duration = group[fits], duration[fits]
-        self._durations.append((group << _KEY_BITS | duration).view(np.uint64))
+    def _keep_durations(self, kind: Array, duration: Array) -> None:
+        """Remember each duration with its kind: one u64 where both fit, which sorts fast."""
+        if int(duration.max()) > _LARGEST or len(self._kinds) > _KINDS:
+            fits = (duration <= _LARGEST) & (kind < _KINDS)
+            self._odd.append((kind[~fits], duration[~fits]))
+            kind, duration = kind[fits], duration[fits]
+        self._durations.append((kind << _KEY_BITS | duration).view(np.uint64))
 
-    def _key(self, rows: ExitRows) -> tuple[NDArray[np.uint64], Array | None, Array | None]:
-        """Reason, VM and vCPU of each row, each 0 where it does not matter; VM and vCPU ids count from 1."""
-        vm = identities(self.pairs)[rows.thread] + 1 if "vm" in self._by else None
-        number = _number(rows) if "reason" in self._by else rows.isa.astype(np.uint64) << np.uint64(32)
-        return number, vm, rows.vcpu + 1 if "vcpu" in self._by else None
+    def _settle(self) -> Array:
+        """Add the kinds up by row and by vCPU; the row's id of each kind, -1 for exits that do not count."""
+        vms = identities(self.pairs).tolist()
+        group_of = np.full(len(self._kinds), -1, np.int64)
+        sums = self._kinds.sums.tolist()
+        for kind, (number, who, marks) in enumerate(self._kinds.keys.tolist()):
+            count, total, guest, user = sums[kind]
+            flags, cr = marks & 0xFFFFFFFF, (marks >> 32) - 1
+            counts = not flags & _UNCOUNTED
+            self._detectors.add_kind(cr, flags, count)
+            if flags & pairing.CR_SILENT:
+                self._crs.add_silent(cr, bool(flags & pairing.FAULTED), count, total if counts else 0)
+            if flags & pairing.NO_EXIT:
+                continue
+            times = self._vcpus.setdefault(who, [0, 0, 0, 0])
+            times[0] += count
+            times[1] += guest
+            group = self._groups.setdefault(self._key(number, vms[who >> 32], who & 0xFFFFFFFF), _Group(kind))
+            if not counts:
+                group.open += count
+                continue
+            times[2] += total - user
+            times[3] += user
+            if not group.count:
+                group.id = kind
+            group.count += count
+            group.total += total
+            group.user += user
+            group.nested += count if flags & pairing.FROM_L2 else 0
+            group_of[kind] = group.id
+        return group_of
+
+    def _key(self, number: int, vm: int, vcpu: int) -> tuple[int, int, int]:
+        """Reason, VM and vCPU + 1, each 0 where it does not matter."""
+        reason = number if "reason" in self._by else number >> 32 << 32
+        return reason, vm if "vm" in self._by else 0, vcpu if "vcpu" in self._by else 0
 
     def close(
         self,
@@ -280,44 +299,46 @@ class Bookkeeper:
         def is_known(number: int) -> bool:
             return known(number >> 32, number & 0xFFFFFFFF, tables)
 
-        result.exits = self._statistics(name, tables)
+        group_of = self._settle()
+        result.exits = self._statistics(group_of, name, tables)
         result.vcpus = self._times()
         result.cr_writes = self._crs.rows()
         result.hot = list(self._hottest(name, hot))
         unknown: dict[str, int] = {}
-        for tally in (self._groups, self._open) if "reason" in self._by else ():
-            for (number, _, _), n in zip(tally.keys.tolist(), tally.counts.tolist(), strict=True):
-                if not is_known(number):
-                    unknown[name(number)] = unknown.get(name(number), 0) + n
+        for (number, _, _), group in self._groups.items() if "reason" in self._by else ():
+            if not is_known(number):
+                unknown[name(number)] = unknown.get(name(number), 0) + group.count + group.open
         result.detections = self._detectors.report(meta, unknown)
         return result
 
-    def _statistics(self, name: Callable[[int], str], tables: ExitTables | None) -> list[ExitStatistics]:
-        begins, duration = self._sorted_durations()
-        counts, totals = self._groups.counts, self._groups.totals
-        open_counts, user, nested = (_by_key(t) for t in (self._open, self._user, self._nested))
+    def _statistics(
+        self, group_of: Array, name: Callable[[int], str], tables: ExitTables | None
+    ) -> list[ExitStatistics]:
+        begin_of, duration = self._sorted_durations(group_of)
         rows = []
-        for index, key in enumerate(map(tuple, self._groups.keys.tolist())):
-            n, first, total = int(counts[index]), int(begins[index]), int(totals[index])
+        for key, group in self._groups.items():
+            labels, n = self._labels(key, name, tables), group.count
+            if not n:
+                rows.append(ExitStatistics(*labels, open=group.open))
+                continue
+            first = begin_of(group.id)
             p50, p95, p99 = (duration(first + max(0, -(-n * p // 100) - 1)) for p in (50, 95, 99))
             rows.append(
                 ExitStatistics(
-                    *self._labels(key, name, tables),
+                    *labels,
                     count=n,
-                    total_ns=total,
+                    total_ns=group.total,
                     min_ns=duration(first),
-                    mean_ns=total / n,
+                    mean_ns=group.total / n,
                     p50_ns=p50,
                     p95_ns=p95,
                     p99_ns=p99,
                     max_ns=duration(first + n - 1),
-                    open=open_counts.pop(key, (0, 0))[0],
-                    user_ns=user.get(key, (0, 0))[1],
-                    nested=nested.get(key, (0, 0))[0],
+                    open=group.open,
+                    user_ns=group.user,
+                    nested=group.nested,
                 )
             )
-        for key, (n, _) in open_counts.items():
-            rows.append(ExitStatistics(*self._labels(key, name, tables), open=n))
         rows.sort(key=lambda r: (-r.total_ns, -r.count, -r.open, r.vm or 0, r.vcpu or 0, r.reason or ""))
         return rows
 
@@ -327,38 +348,41 @@ class Bookkeeper:
         number, vm, vcpu = key
         isa = number >> 32
         return (
-            vm - 1 if "vm" in self._by else None,
+            vm if "vm" in self._by else None,
             vcpu - 1 if vcpu else None,
             isa,
             isa_name(isa, tables),
             name(number) if "reason" in self._by else None,
         )
 
-    def _sorted_durations(self) -> tuple[Array, Callable[[int], int]]:
-        """Where each group begins among all durations sorted by group and size, and the duration at a place."""
+    def _sorted_durations(self, group_of: Array) -> tuple[Callable[[int], int], Callable[[int], int]]:
+        """Where a group's durations begin among all, sorted by group and size; and the duration at a place."""
         joined = np.concatenate(self._durations) if self._durations else np.empty(0, np.uint64)
         self._durations.clear()
-        joined.sort()
-        groups = np.arange(len(self._groups), dtype=np.uint64)
+        shift, mask = np.uint64(_KEY_BITS), np.uint64(_LARGEST)
+        moved = (group_of >= 0) & (group_of != np.arange(len(group_of)))
+        if moved.any() and not self._odd:
+            joined = group_of.view(np.uint64)[joined >> shift] << shift | joined & mask
         if not self._odd:
-            return np.searchsorted(joined, groups << np.uint64(_KEY_BITS)), lambda at: int(joined[at]) & _LARGEST
-        group = np.concatenate([(joined >> np.uint64(_KEY_BITS)).view(np.int64), *(part[0] for part in self._odd)])
-        size = np.concatenate([(joined & np.uint64(_LARGEST)).view(np.int64), *(part[1] for part in self._odd)])
+            joined.sort()
+            return (
+                lambda group: int(np.searchsorted(joined, np.uint64(group << _KEY_BITS))),
+                lambda at: int(joined[at]) & _LARGEST,
+            )
+        kind = np.concatenate([(joined >> shift).view(np.int64), *(part[0] for part in self._odd)])
+        size = np.concatenate([(joined & mask).view(np.int64), *(part[1] for part in self._odd)])
+        group = group_of[kind]
         order = np.lexsort((size, group))
         group, size = group[order], size[order]
-        return np.searchsorted(group, groups.view(np.int64)), lambda at: int(size[at])
+        return lambda wanted: int(np.searchsorted(group, wanted)), lambda at: int(size[at])
 
     def _times(self) -> list[VcpuTime]:
         """Guest, host and userspace time of each vCPU thread."""
-        vms, tids = identities(self.pairs), self.pairs.tids
-        host, user = _by_key(self._host), _by_key(self._in_user)
+        vms, tids = identities(self.pairs).tolist(), self.pairs.tids.tolist()
         times = []
-        for key, (n, guest) in _by_key(self._vcpus).items():
-            thread, vcpu, _ = key
-            in_user = user.get(key, (0, 0))[1]
-            in_host = host.get(key, (0, 0))[1] - in_user
-            identity = int(vms[thread]), int(tids[thread]), vcpu - 1 if vcpu else None
-            times.append(VcpuTime(*identity, n, guest, in_host, in_user))
+        for who, (exits, guest, host, user) in self._vcpus.items():
+            thread, vcpu = who >> 32, who & 0xFFFFFFFF
+            times.append(VcpuTime(vms[thread], tids[thread], vcpu - 1 if vcpu else None, exits, guest, host, user))
         return sorted(times, key=lambda v: (-v.host_ns - v.user_ns, v.vm, v.tid))
 
     def _hottest(self, name: Callable[[int], str], most: int) -> Iterator[Hot]:
@@ -375,16 +399,6 @@ class Bookkeeper:
                 value = value & 0xFFFFFFFF if flagged else value
                 counts = int(self._details.counts[index]), int(self._details.totals[index])
                 yield Hot(kind.name.lower(), value, detail, *counts)
-
-
-def _number(rows: ExitRows) -> NDArray[np.uint64]:
-    """isa and reason in one number."""
-    return rows.isa.astype(np.uint64) << np.uint64(32) | rows.reason
-
-
-def _by_key(tally: Tally) -> dict[tuple[int, ...], tuple[int, int]]:
-    sums = zip(tally.counts.tolist(), tally.totals.tolist(), strict=True)
-    return {tuple(key): pair for key, pair in zip(tally.keys.tolist(), sums, strict=True)}
 
 
 def _top(tally: Tally, most: int, among: Array | None = None) -> Array:

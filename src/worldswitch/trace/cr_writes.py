@@ -52,19 +52,22 @@ class CrWriteTally:
 
     def __init__(self) -> None:
         self._known = Tally(limit=1 << 24)
-        self._silent = Tally(limit=1 << 24)
+        self._silent: dict[tuple[int, bool], list[int]] = {}
         self._first: list[ExitRows] = []
 
     def add(self, rows: ExitRows) -> None:
-        """Account for the writes among *rows*."""
+        """Account for the writes among *rows* whose value is in the trace."""
         if rows.any(pairing.CR_KNOWN):
             known = (rows.flags & pairing.CR_KNOWN) != 0
             self._known.add(writer(rows)[known], rows.cr_changed[known], rows.rip[known], counted_ns(rows)[known])
-        if rows.any(pairing.CR_SILENT):
-            silent = (rows.flags & pairing.CR_SILENT) != 0
-            self._silent.add(writer(rows)[silent], None, None, counted_ns(rows)[silent])
         if rows.any(pairing.CR_FIRST):
             self._first.append(rows.take((rows.flags & pairing.CR_FIRST) != 0))
+
+    def add_silent(self, cr: int, faulted: bool, count: int, total_ns: int) -> None:
+        """Account for writes of *cr* whose value is not in the trace."""
+        row = self._silent.setdefault((cr, faulted), [0, 0])
+        row[0] += count
+        row[1] += total_ns
 
     def inference(self) -> Inference:
         """What first writes changed, from all writes so far."""
@@ -81,8 +84,8 @@ class CrWriteTally:
 
         for (key, mask, _), count, total in _items(self._known):
             put(key & 0xFF, mask, None, count, total, 0, count if key & _FAULTED else 0)
-        for (key, _, _), count, total in _items(self._silent):
-            put(key & 0xFF, None, NO_VALUE, count, total, 0, count if key & _FAULTED else 0)
+        for (cr, did_fault), (count, total) in self._silent.items():
+            put(cr, None, NO_VALUE, count, total, 0, count if did_fault else 0)
         infer = self.inference()
         for rows in self._first:
             ns = counted_ns(rows)

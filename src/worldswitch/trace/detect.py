@@ -54,17 +54,12 @@ class Detectors:
     def __init__(self) -> None:
         self._refaults = RefaultFinder()
         self._churn = np.zeros((16, 2), np.int64)
-        self._writes = np.zeros(18, np.int64)
+        self._writes = {0: 0, 4: 0}
         self._again = Tally()
         self._first = 0
 
     def add(self, rows: ExitRows) -> None:
         """Look at *rows*."""
-        if rows.any(pairing.FIRST):
-            self._first += int(np.count_nonzero(rows.flags & pairing.FIRST))
-        if rows.any(pairing.CR_WRITE):
-            # Index 0 collects the exits that wrote no register.
-            self._writes += np.bincount(rows.cr + 1, minlength=18)[:18]
         after = self._refaults.feed(rows)
         refault = after != NOT_A_REFAULT
         if refault.any():
@@ -78,6 +73,13 @@ class Detectors:
                 rows.rip[again],
                 rows.duration[again],
             )
+
+    def add_kind(self, cr: int, flags: int, count: int) -> None:
+        """Note *count* exits that wrote *cr* (:data:`~worldswitch.trace.exits.NO_CR`: none)."""
+        if flags & pairing.FIRST:
+            self._first += count
+        if cr in self._writes:
+            self._writes[cr] += count
 
     def report(self, meta: Meta, unknown: dict[str, int]) -> list[Detection]:
         """What was seen; *unknown* holds exits by unnamed reason."""
@@ -108,12 +110,12 @@ class Detectors:
         for cr in (0, 4):
             count, total = self._churn[cr].tolist()
             if count:
-                each = count / max(1, int(self._writes[cr + 1]))
+                each = count / max(1, int(self._writes[cr]))
                 found.append(
                     Detection(
                         ROOT_CHURN,
                         count,
-                        f"{count} page faults on pages mapped before, after {self._writes[cr + 1]} "
+                        f"{count} page faults on pages mapped before, after {self._writes[cr]} "
                         f"{register_name(cr)} writes "
                         f"({each:.2g} per write, {format_ns(total)} in all)",
                     )

@@ -97,6 +97,9 @@ class ExitRows:
         cr_value: Value written, where there was a kvm_cr event.
         cr_changed: Bits that differ from the previous value, where ``flags & CR_KNOWN``.
         flags: See :mod:`worldswitch.trace.pairing`.
+        number: isa << 32 | reason.
+        who: thread << 32 | vcpu + 1.
+        marks: cr + 1 << 32 | flags.
     """
 
     thread: NDArray[np.int64]
@@ -116,6 +119,9 @@ class ExitRows:
     cr_value: NDArray[np.uint64]
     cr_changed: NDArray[np.uint64]
     flags: NDArray[np.uint32]
+    number: NDArray[np.uint64]
+    who: NDArray[np.uint64]
+    marks: NDArray[np.uint64]
 
     def __len__(self) -> int:
         return len(self.start)
@@ -351,6 +357,9 @@ def _rows(rows_64: NDArray[np.uint64], rows_32: NDArray[np.uint32]) -> ExitRows:
         cr_value=rows_64[8],
         cr_changed=rows_64[9],
         flags=rows_32[4],
+        number=rows_64[10],
+        who=rows_64[11],
+        marks=rows_64[12],
     )
 
 

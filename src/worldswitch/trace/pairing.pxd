@@ -55,6 +55,7 @@ cdef enum:
     _CR_CHANGED = 21
     _KNOWN = 22
     _PREVIOUS = 23
+    _WHO = 29
 
 @cython.locals(n=Py_ssize_t, mask=int64_t, capacity=int64_t, rows=int64_t, i=Py_ssize_t, event=int, role=int, at=int64_t, row=int64_t,
                slot=int64_t, now=uint64_t, why=int)

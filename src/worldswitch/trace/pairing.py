@@ -26,11 +26,12 @@ or that is the first one; the instruction faulted, so the write did not happen; 
 whose value is not in the trace; the row has a detail."""
 CR_WRITE = CR_KNOWN | CR_FIRST | CR_SILENT
 
-STATE = 29
+STATE = 30
 """Columns of the per-thread state."""
-ROW_64 = 10
+ROW_64 = 13
 """Rows of the 64-bit table, one column per exit: start, duration, user, guest (ns), rip, info1, info2, detail, cr
-value, cr changed."""
+value, cr changed; and what tells kinds of exits apart: isa << 32 | reason, thread slot << 32 | vcpu + 1, and
+cr + 1 << 32 | flags."""
 ROW_32 = 7
 """Rows of the 32-bit table: thread slot, vcpu + 1, reason, isa, flags, detail kind, cr + 1."""
 
@@ -45,6 +46,7 @@ if not cython.compiled:
      _IN_USER, _USER, _FLAGS, _GUEST, _KIND, _VALUE, _CR_NUMBER, _CR_VALUE, _CR_CHANGED,
      _KNOWN, _PREVIOUS) = range(24)  # fmt: skip
     _NOT_A_CR = 4
+    _WHO = 29
     _VMX, _SVM = 1, 2
     _CR_ACCESS, _CR0_SEL_WRITE, _NPF = 28, 0x65, 0x400
     _ADDRESS = 4  # Detail.ADDRESS in exits.py
@@ -201,6 +203,7 @@ def _slot(table, mask, state, used, tid, pid):  # type: ignore[no-untyped-def]
     table[at] = slot + 1
     state[slot, _TID] = tid
     state[slot, _PID] = pid
+    state[slot, _WHO] = slot << 32
     return slot
 
 
@@ -300,6 +303,9 @@ def _emit(state, slot, now, why, rows_64, rows_32, row):  # type: ignore[no-unty
     rows_32[4, row] = flags
     rows_32[5, row] = state[slot, _KIND]
     rows_32[6, row] = state[slot, _CR_NUMBER]
+    rows_64[10, row] = state[slot, _ISA] << 32 | state[slot, _REASON]
+    rows_64[11, row] = state[slot, _WHO] | state[slot, _VCPU]
+    rows_64[12, row] = state[slot, _CR_NUMBER] << 32 | flags
     return 0
 
 

@@ -8,7 +8,7 @@ try:
 except ImportError:
     from worldswitch import purepython as cython
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
@@ -24,6 +24,9 @@ LIMIT = 1 << 21
 _MIX_B, _MIX_C, _MIX, _ALL = 0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0xBF58476D1CE4E5B9, 0xFFFFFFFFFFFFFFFF
 
 
+Key: TypeAlias = "NDArray[Any]"
+
+
 class Tally:
     """Counts and sums by a key of three u64.
 
@@ -35,7 +38,7 @@ class Tally:
         self._limit = limit
         self._table = np.zeros(1 << 10, np.int64)
         self._keys = np.zeros((1 << 9, 3), np.uint64)
-        self._sums = np.zeros((1 << 9, 2), np.int64)
+        self._sums = np.zeros((1 << 9, 4), np.int64)
         self._used = np.zeros(2, np.int64)
         self._zeros = np.zeros(0, np.uint64)
 
@@ -58,17 +61,20 @@ class Tally:
 
     @property
     def totals(self) -> NDArray[np.int64]:
-        """Shape (len,)."""
+        """Sums of the first amounts, shape (len,)."""
         return self._sums[: len(self), 1]
 
-    def add(
-        self, a: NDArray[Any], b: NDArray[Any] | None, c: NDArray[Any] | None, amounts: NDArray[Any] | None
-    ) -> NDArray[np.int64]:
-        """Count each row's key once and add its amount; the key's index per row (-1: beyond the limit).
+    @property
+    def sums(self) -> NDArray[np.int64]:
+        """Counts and the sums of all three amounts, shape (len, 4)."""
+        return self._sums[: len(self)]
+
+    def add(self, a: Key, b: Key | None, c: Key | None, *amounts: NDArray[Any] | None) -> NDArray[np.int64]:
+        """Count each row's key once and add its amounts; the key's index per row (-1: beyond the limit).
 
         Args:
             a, b, c: Keys, shape (n,); any integer type. None stands for zeros.
-            amounts: Shape (n,); None stands for zeros.
+            amounts: Up to three, shape (n,); None stands for zeros.
         """
         n = len(a)
         self._reserve(min(len(self) + n, self._limit))
@@ -77,9 +83,10 @@ class Tally:
             self._zeros = np.zeros(n, np.uint64)
         zeros = self._zeros[:n]
         keys = (zeros if key is None else _as(np.uint64, key) for key in (a, b, c))
-        sums = zeros.view(np.int64) if amounts is None else _as(np.int64, amounts)
+        three = (*amounts, None, None, None)[:3]
+        added = (zeros.view(np.int64) if amount is None else _as(np.int64, amount) for amount in three)
         tables = (self._table, self._keys, self._sums, self._used)
-        add(*[*views(*keys, sums, *tables), self._limit, *views(index)])
+        add(*[*views(*keys, *added, *tables), self._limit, *views(index)])
         return index
 
     def _reserve(self, keys: int) -> None:
@@ -105,9 +112,9 @@ def _as(kind: Any, array: NDArray[Any]) -> NDArray[Any]:
     return np.ascontiguousarray(array, kind)
 
 
-def add(a, b, c, amounts, table, keys, sums, used, limit, index):  # type: ignore[no-untyped-def]
+def add(a, b, c, x, y, z, table, keys, sums, used, limit, index):  # type: ignore[no-untyped-def]
     """The loop of :meth:`Tally.add`."""
-    n = len(amounts)
+    n = len(index)
     mask = len(table) - 1
     last = -1
     with cython.nogil:
@@ -131,7 +138,9 @@ def add(a, b, c, amounts, table, keys, sums, used, limit, index):  # type: ignor
                     table[at] = k + 1
                 last = k
             sums[k, 0] += 1
-            sums[k, 1] += amounts[i]
+            sums[k, 1] += x[i]
+            sums[k, 2] += y[i]
+            sums[k, 3] += z[i]
             index[i] = k
 
 
