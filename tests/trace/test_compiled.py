@@ -109,14 +109,15 @@ def test_tally_add(data: st.DataObject) -> None:
     n = data.draw(st.integers(0, 40))
     few = st.sampled_from([0, 1, 2, 1 << 32, (1 << 64) - 1])
     a, b, c = (data.draw(npst.arrays(np.uint64, n, elements=few)) for _ in range(3))
-    amounts = data.draw(npst.arrays(np.int64, n, elements=st.integers(-(1 << 40), 1 << 40)))
+    large = st.integers(-(1 << 40), 1 << 40)
+    amounts = [data.draw(npst.arrays(np.int64, n, elements=large)) for _ in range(3)]
     limit = data.draw(st.integers(0, 40))
-    tables = [np.zeros(128, np.int64), np.zeros((64, 3), np.uint64), np.zeros((64, 2), np.int64), np.zeros(2, np.int64)]
+    tables = [np.zeros(128, np.int64), np.zeros((64, 3), np.uint64), np.zeros((64, 4), np.int64), np.zeros(2, np.int64)]
     written = []
     for chosen in (tally, PURE[tally.__name__]):
         made = [table.copy() for table in tables]
         index = np.zeros(n, np.int64)
-        chosen.add(*map(memoryview, (a, b, c, amounts, *made)), limit, memoryview(index))
+        chosen.add(*map(memoryview, (a, b, c, *amounts, *made)), limit, memoryview(index))
         written.append((*made, index))
     for mine, theirs in zip(*written, strict=True):
         np.testing.assert_array_equal(mine, theirs)
