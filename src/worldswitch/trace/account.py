@@ -201,8 +201,8 @@ class _Group:
 class Bookkeeper:
     """Adds up exits as they come; see :func:`account`.
 
-    Exits are counted by *kind*: thread, vCPU, reason, register written and flags. There are few kinds, and everything but
-    percentiles and hot places follows from their sums.
+    Exits are counted by *kind*: thread, vCPU, reason, register written and flags. There are few kinds, and everything
+    but percentiles and hot places follows from their sums.
     """
 
     def __init__(self, only: Filter | None = None, by: Sequence[str] = BY) -> None:
