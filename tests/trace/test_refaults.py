@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from guest_build import CD, EXCEPTION_NMI, PE_PG, SMEP, SVM, VMX, WP, Guest
+from guest_build import CD, EPT_VIOLATION, EXCEPTION_NMI, PE_PG, SMEP, SVM, VMX, WP, Guest
 from worldswitch.trace import refaults
 from worldswitch.trace.exits import ExitPairing, pair_exits
 from worldswitch.trace.readers import open_source
@@ -107,6 +107,15 @@ def test_the_host_may_have_taken_the_page() -> None:
     rows = ExitPairing().feed(next(Guest().fault(0x1000).write(0, CD).fault(0x1000).trace().batches()))
     unmapped = np.array([0, 0, 1])
     assert RefaultFinder().look(rows, unmapped).tolist() == [0, 0, CR0_BETWEEN | UNMAPPED]
+
+
+def test_a_nested_guests_addresses_are_its_own() -> None:
+    """An address of L2 says nothing of the same address of L1."""
+    nested = (("kvm_page_fault", {"fault_address": 0x1000}), ("kvm_nested_vmexit", {}))
+    guest = Guest().fault(0x1000).write(0, PE_PG).exit(EPT_VIOLATION, within=nested).fault(0x1000)
+    assert codes(guest) == [0, 0, CR0_BETWEEN]
+    guest = Guest().exit(EPT_VIOLATION, within=nested).write(0, PE_PG).fault(0x1000)
+    assert codes(guest) == [0, NEW_PAGE]
 
 
 def test_feed_names_the_register() -> None:

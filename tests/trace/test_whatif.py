@@ -9,6 +9,8 @@ import io
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from guest_build import (
     CD,
@@ -25,7 +27,7 @@ from guest_build import (
     WP,
     WRITE_CR4,
     Guest,
-)  # fmt: skip
+)
 from worldswitch.errors import NotTold, UnknownNameError, UsageError
 from worldswitch.trace.readers import open_source
 from worldswitch.trace.readers.perfdata import PerfData
@@ -334,6 +336,63 @@ def test_exits_of_both_vendors_are_refused() -> None:
 def test_exits_of_no_known_processor_are_refused() -> None:
     with pytest.raises(UsageError, match="neither VMX nor SVM"):
         of(Guest(isa=3).exit(HLT), "6.12")
+
+
+STEPS = st.lists(
+    st.tuples(
+        st.sampled_from(["cr0", "cr4", "cr3", "fault", "present", "hlt", "unmap", "silent", "gp", "nested"]),
+        st.integers(0, 7),
+        st.integers(1, 2),
+    ),
+    max_size=60,
+)
+KERNELS = st.sampled_from(["5.4", "5.10", "5.15.0", "6.1.0", "6.1", "6.2.0+cr0-wp-init-only", "6.12", "7.2"])
+
+
+def guest_of(isa: int, steps: list[tuple[str, int, int]]) -> Guest:
+    """A guest that does *steps*, on one of two vCPUs each."""
+    guest = Guest(isa)
+    bits = (0, WP, TS, CD, WP | TS, 1 << 18, WP | CD, 1 << 31)
+    also = {"gp": ("kvm_inj_exception", {"exception": 13}), "nested": ("kvm_nested_vmexit", {})}
+    for kind, n, tid in steps:
+        if kind in ("fault", "present"):
+            guest.fault(n << 12, tid, present=kind == "present")
+        elif kind == "hlt":
+            guest.exit(HLT, tid)
+        elif kind == "unmap":
+            guest.add("kvm_unmap_hva_range", tid=9)
+        elif kind == "silent":
+            guest.exit(CR_ACCESS if isa == VMX else WRITE_CR4, tid, info1=4)
+        elif kind in ("cr3", "cr4"):
+            guest.write(int(kind[2]), n << 18, tid)
+        else:
+            guest.write(0, PE_PG ^ bits[n], tid, also=(also[kind],) if kind in also else ())
+    return guest
+
+
+@given(
+    st.sampled_from([VMX, SVM]), STEPS, KERNELS, KERNELS, st.sampled_from([(), ("tdp_mmu=0",), ("nx_huge_pages=off",)])
+)
+def test_every_write_is_either_removed_or_stays(
+    isa: int, steps: list[tuple[str, int, int]], before: str, after: str, settings: tuple[str, ...]
+) -> None:
+    if "5.4" in after:
+        settings = ()
+    result = of(guest_of(isa, [*steps, ("hlt", 0, 1)]), after, before, *settings)
+    writes = sum(kind in ("cr0", "cr3", "cr4", "silent", "gp", "nested") for kind, _, _ in steps)
+    assert sum(e.count for e in (*result.removed, *result.stays) if not e.refault) == writes
+    low, mid, high = result.saving_ns
+    assert low <= mid <= high
+    assert mid == sum(e.total_ns for e in result.removed) <= result.total_ns
+    assert isa == VMX or all(e.refault for e in result.removed)
+
+
+@given(st.sampled_from([VMX, SVM]), STEPS, KERNELS)
+def test_the_same_host_removes_nothing(isa: int, steps: list[tuple[str, int, int]], kernel: str) -> None:
+    result = of(guest_of(isa, [*steps, ("hlt", 0, 1)]), kernel, kernel)
+    assert result.removed == []
+    assert not said(result.cannot_tell, "would add")
+    assert not said(result.cannot_tell, "how much")
 
 
 # Made-up guests

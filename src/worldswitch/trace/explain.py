@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from enum import IntEnum
 from typing import TYPE_CHECKING
 
 from worldswitch.kvm.control_registers import MmuWork, Outcome, Roots
@@ -22,6 +23,31 @@ _UNTRACEABLE = {
     "favordynmods": "it shortens KVM_CREATE_VM, which no exit belongs to; see the ioctl times of strace -T",
     "cgroup": "it concerns KVM_CREATE_VM, which no exit belongs to; see the ioctl times of strace -T",
 }
+
+
+class Loss(IntEnum):
+    """How a write makes mapped pages fault again."""
+
+    NEVER = 0
+    ONCE = 1  # there is a second set of page tables, which is filled once
+    ALWAYS = 2  # the page tables are freed
+
+
+LOSES = {
+    Loss.NEVER: "keeps its page tables",
+    Loss.ONCE: "goes over to other page tables once",
+    Loss.ALWAYS: "frees its page tables each time",
+}
+"""What a kernel does, as the end of a sentence."""
+
+
+def loss_of(outcome: Outcome) -> Loss:
+    """What the write of *outcome* does to pages mapped before it."""
+    if not outcome.exits:
+        return Loss.NEVER
+    if outcome.roots is Roots.REBUILT:
+        return Loss.ALWAYS
+    return Loss.ONCE if outcome.other_tables else Loss.NEVER
 
 
 def many(n: int, noun: str) -> str:

@@ -72,7 +72,10 @@ class RefaultFinder:
             # Writes still count: they come before later faults.
             self._count_writes(rows)
             return codes
-        where = np.flatnonzero(is_fault(rows))
+        faults = is_fault(rows)
+        if rows.any(pairing.FROM_L2):
+            faults &= (rows.flags & pairing.FROM_L2) == 0  # a nested guest's addresses are not the guest's
+        where = np.flatnonzero(faults)
         pages = np.full(len(rows), -1, np.int64)
         pages[where] = self._seen.add(rows.thread[where], rows.detail[where] >> np.uint64(PAGE_SHIFT), None, None)
         self._grow(rows)

@@ -9,17 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from enum import IntEnum
 from typing import TYPE_CHECKING
 
-from worldswitch.kvm.control_registers import Outcome, Roots, change
+from worldswitch.kvm.control_registers import Outcome, change
 from worldswitch.kvm.distributions import kernel_named
 from worldswitch.kvm.policy import Policy, Vendor
 from worldswitch.stats import bootstrap
 from worldswitch.trace import explain
 from worldswitch.trace.ahead import ahead
 from worldswitch.trace.evidence import SELECTION, Evidence, Kind
-from worldswitch.trace.explain import bits_of, many
+from worldswitch.trace.explain import LOSES, Loss, bits_of, loss_of, many
 from worldswitch.trace.host import Churn, SourceKernel, hosts, source_kernel
 from worldswitch.units import format_ns
 from worldswitch.x86.exits import reason_name
@@ -145,29 +144,6 @@ def whatif(
     )
     _Judge(result, evidence, kinds).judge()
     return result
-
-
-class _Loss(IntEnum):
-    """How a write makes mapped pages fault again."""
-
-    NEVER = 0
-    ONCE = 1  # there is a second set of page tables, which is filled once
-    ALWAYS = 2  # the page tables are freed
-
-
-_LOSES = {
-    _Loss.NEVER: "keeps its page tables",
-    _Loss.ONCE: "goes over to other page tables once",
-    _Loss.ALWAYS: "frees its page tables each time",
-}
-
-
-def _loss(outcome: Outcome) -> _Loss:
-    if not outcome.exits:
-        return _Loss.NEVER
-    if outcome.roots is Roots.REBUILT:
-        return _Loss.ALWAYS
-    return _Loss.ONCE if outcome.other_tables else _Loss.NEVER
 
 
 class _Judge:
@@ -305,12 +281,12 @@ class _Judge:
     def _refault(self, kind: Kind) -> None:
         """Judge page faults on pages that had been mapped before a write."""
         before, after = self.result.before, self.result.after
-        least = _Loss.ALWAYS if kind.again else _Loss.ONCE
+        least = Loss.ALWAYS if kind.again else Loss.ONCE
         causes: list[tuple[int, int]] = []
         told = True
         for register in kind.between:
             masks, known = self._masks(register)
-            mine = [(register, mask) for mask in masks if _loss(change(before, register, mask)) >= least]
+            mine = [(register, mask) for mask in masks if loss_of(change(before, register, mask)) >= least]
             told = told and (known or not mine)
             causes += mine
         if not causes:
@@ -329,8 +305,9 @@ class _Judge:
         if before.tdp != after.tdp:
             why = "which pages fault with the other kind of paging is not in the trace"
             self._stay(kind, None, False, why, register)
-        elif any(_loss(change(after, *cause)) >= least for cause in causes):
-            self._stay(kind, mask, told, f"{explain.name_of(after, before)} loses the page tables too", register)
+        elif (loss := max(loss_of(change(after, *cause)) for cause in causes)) >= least:
+            why = "frees its page tables" if loss is Loss.ALWAYS else "goes over to other page tables"
+            self._stay(kind, mask, told, f"{explain.name_of(after, before)} {why} too", register)
         else:
             was, would = change(before, *causes[0]), change(after, *causes[0])
             self._remove(kind, mask, told, explain.why_kept(before, after, was, would), register)
@@ -352,18 +329,18 @@ class _Judge:
         for register in _JUDGED:
             masks, known = self._masks(register)
             for mask, count in masks.items():
-                was, would = _loss(change(before, register, mask)), _loss(change(after, register, mask))
+                was, would = loss_of(change(before, register, mask)), loss_of(change(after, register, mask))
                 if would > was:
                     what = many(count, f"{bits_of(register, mask) if known else register_name(register)} write")
                     if not known:
                         what += f", if they change {'+'.join(bit_names(register, mask))}"
-                    self._cannot(explain.added_faults(before, after, what, _LOSES[would], _LOSES[was]))
+                    self._cannot(explain.added_faults(before, after, what, LOSES[would], LOSES[was]))
 
     def _losing(self) -> bool:
         """Whether writes cost page tables that the host asked about keeps."""
         before, after = self.result.before, self.result.after
         return any(
-            _loss(change(before, register, mask)) > _loss(change(after, register, mask))
+            loss_of(change(before, register, mask)) > loss_of(change(after, register, mask))
             for register in _JUDGED
             for mask in self._masks(register)[0]
         )
