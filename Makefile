@@ -27,13 +27,17 @@ check: install
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+# The second run takes the hot modules from their .py files, as on a machine without a C compiler.
 test: check
 	$(BIN)/python -m pytest -n auto
+	WSW_UNCOMPILED=1 $(BIN)/python -m pytest -n auto tests/trace tests/record
 
 bench: install
 	$(BIN)/python benchmarks/bench.py
 
+# Without atheris (it has no wheel for every Python) the targets run under a mutation loop of our own, which says so.
 fuzz: install
+	-$(BIN)/python -m pip install --quiet --disable-pip-version-check --requirement requirements-fuzz.lock
 	$(BIN)/python fuzz/run.py
 
 # What the tests compare with; what is not there is skipped by name.
