@@ -542,6 +542,16 @@ def test_what_would_be_added_cannot_be_told(before: str, after: str, isa: int, p
     assert said(result.cannot_tell, *parts)
 
 
+def test_refaults_that_should_be_there_and_are_not() -> None:
+    """6.2.0 with the TDP MMU frees the page tables at each toggle (<ZSXdYcMUds-DrHAd@google.com>)."""
+    guest = Guest().toggle(0, PE_PG | WP, WP, 5)
+    assert said(
+        of(guest, "6.12", "6.2.0").cannot_tell, "why no page faults follow the 10 CR0.WP writes", "another vCPU"
+    )
+    guest.fault(0x1000).toggle(0, PE_PG | WP, WP).fault(0x1000)
+    assert not said(of(guest, "6.12", "6.2.0").cannot_tell, "why no page faults follow")
+
+
 def test_a_kernel_without_cet_is_noted() -> None:
     result = of(Guest().toggle(4, SMEP, SMEP), "6.12", "7.2")
     assert said(result.notes, "6.12.117 offers its guests no CR4.CET")
@@ -594,6 +604,13 @@ def test_unknown_cr4_writes_on_amd() -> None:
     result = of(Guest(SVM).exit(WRITE_CR4).exit(WRITE_CR4), "6.12")
     assert said(result.cannot_tell, "which bits the 2 CR4 writes changed")
     assert said(result.cannot_tell, "how much shorter the 2 CR4 exits get, if they change PGE")
+
+
+def test_unknown_bits_that_lose_the_same_are_said_together() -> None:
+    result = of(Guest(SVM).exit(WRITE_CR4).exit(WRITE_CR4), "6.2.0", "6.12")
+    assert said(result.cannot_tell, "how many page faults 6.2.0", "2 CR4 writes, if they change SMEP or SMAP or PKE:")
+    one = of(Guest(SVM).exit(WRITE_CR4), "6.2.0", "6.12")
+    assert said(one.cannot_tell, "1 CR4 write, if it changes SMEP or SMAP or PKE:")
 
 
 def test_kernel_notes_are_passed_on() -> None:

@@ -210,6 +210,14 @@ def added_faults(before: Policy, after: Policy, writes: str, there: str, here: s
     )
 
 
+def missing_refaults(before: Policy, writes: str) -> str:
+    """That *writes* should have made pages fault again, and did not."""
+    return (
+        f"why no page faults follow the {writes}: {before.kernel} with the {mmu_of(before)} frees its page tables each "
+        "time, unless another vCPU holds them; or had the host tdp_mmu=0, or another kernel?"
+    )
+
+
 def no_cet(before: Policy, after: Policy) -> str:
     """That *after* offers no CR4.CET, which guests have under *before*."""
     return f"{after.kernel} offers its guests no CR4.CET" if before.cet and not after.cet else ""

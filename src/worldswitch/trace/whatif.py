@@ -326,24 +326,32 @@ class _Judge:
         self._cannot(explain.other_paging(before, after))
         if before.tdp != after.tdp:
             return
+        refaults = any(kind.is_refault for kind in self.kinds) or self.evidence.faults_without_address
         for register in _JUDGED:
-            masks, known = self._masks(register)
-            for mask, count in masks.items():
-                was, would = loss_of(change(before, register, mask)), loss_of(change(after, register, mask))
+            for (was, would, writes), bits in self._losses(register).items():
+                changing = "it changes" if writes.startswith("1 ") else "they change"
+                what = f"{writes}, if {changing} {' or '.join(bits)}" if bits else writes
+                if was is Loss.ALWAYS and not refaults:
+                    self._cannot(explain.missing_refaults(before, what))
                 if would > was:
-                    what = many(count, f"{bits_of(register, mask) if known else register_name(register)} write")
-                    if not known:
-                        what += f", if they change {'+'.join(bit_names(register, mask))}"
                     self._cannot(explain.added_faults(before, after, what, LOSES[would], LOSES[was]))
+
+    def _losses(self, register: int) -> dict[tuple[Loss, Loss, str], list[str]]:
+        """Writes of *register* by what they lose here and there; with the bits they may have changed, if not told."""
+        before, after = self.result.before, self.result.after
+        masks, known = self._masks(register)
+        groups: dict[tuple[Loss, Loss, str], list[str]] = {}
+        for mask, count in masks.items():
+            was, would = loss_of(change(before, register, mask)), loss_of(change(after, register, mask))
+            writes = many(count, f"{bits_of(register, mask) if known else register_name(register)} write")
+            bits = groups.setdefault((was, would, writes), [])
+            if not known:
+                bits += bit_names(register, mask)
+        return groups
 
     def _losing(self) -> bool:
         """Whether writes cost page tables that the host asked about keeps."""
-        before, after = self.result.before, self.result.after
-        return any(
-            loss_of(change(before, register, mask)) > loss_of(change(after, register, mask))
-            for register in _JUDGED
-            for mask in self._masks(register)[0]
-        )
+        return any(was > would for register in _JUDGED for was, would, _ in self._losses(register))
 
     def _say_what_the_trace_lacks(self) -> None:
         shown: dict[int, int] = {}
