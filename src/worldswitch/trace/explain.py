@@ -210,6 +210,16 @@ def added_faults(before: Policy, after: Policy, writes: str, there: str, here: s
     )
 
 
+def nested(count: int) -> str:
+    """That *count* exits of nested guests are not judged."""
+    if not count:
+        return ""
+    return (
+        f"what becomes of {many(count, 'exit')} of nested guests: which bits they own, and which page tables they run on, "
+        "is decided by their hypervisor too"
+    )
+
+
 def missing_refaults(before: Policy, writes: str) -> str:
     """That *writes* should have made pages fault again, and did not."""
     return (

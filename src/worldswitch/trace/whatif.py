@@ -163,7 +163,7 @@ class _Judge:
         """Judge everything."""
         for kind in self.kinds:
             if kind.nested:
-                self._nested(kind)
+                self._stay(kind, kind.changed, False, "a nested guest's: what exits is its hypervisor's choice too")
             elif kind.is_refault:
                 self._refault(kind)
             elif kind.cr not in _JUDGED:
@@ -173,6 +173,7 @@ class _Judge:
                 self._write(kind, kind.changed)
         for register in _JUDGED:
             self._writes_of_unknown_bits(register)
+        self._cannot(explain.nested(sum(kind.count for kind in self.kinds if kind.nested)))
         before, after = self.result.before, self.result.after
         for what, count in self.puzzling.items():
             self._cannot(explain.puzzling(before, count, what))
@@ -199,13 +200,6 @@ class _Judge:
     def _infer(self, what: str) -> None:
         if what not in self.result.inferred:
             self.result.inferred.append(what)
-
-    def _nested(self, kind: Kind) -> None:
-        self._stay(kind, kind.changed, False, "a nested guest's: what exits there is its hypervisor's choice too")
-        self._cannot(
-            f"what becomes of {many(kind.count, 'exit')} of nested guests: which bits they own, and which page tables "
-            "they run on, is decided by their hypervisor too"
-        )
 
     def _write(self, kind: Kind, mask: int) -> None:
         """Judge writes that changed *mask*."""
