@@ -215,8 +215,8 @@ def nested(count: int) -> str:
     if not count:
         return ""
     return (
-        f"what becomes of {many(count, 'exit')} of nested guests: which bits they own, and which page tables they run on, "
-        "is decided by their hypervisor too"
+        f"what becomes of {many(count, 'exit')} of nested guests: which bits they own, and which page tables they run "
+        "on, is decided by their hypervisor too"
     )
 
 
