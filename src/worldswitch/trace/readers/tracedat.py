@@ -16,12 +16,12 @@ from typing import Any, cast
 import numpy as np
 
 from worldswitch.errors import TraceFormatError, UsageError, printable
-from worldswitch.record.formats import EventFormat, Field, by_name, parse_format
+from worldswitch.record.formats import EventFormat, Field, by_name
 from worldswitch.record.trace import UNKNOWN_PID, Batch, Columns, Meta, Selection
 from worldswitch.trace.readers import gather, ringbuffer
 from worldswitch.trace.readers.source import Input
-from worldswitch.trace.readers.tracedat_layout import MAGIC, read_layout
-from worldswitch.trace.readers.tracedat_options import lost_by_cpustat, parse_cmdlines, read_options
+from worldswitch.trace.readers.tracedat_layout import read_layout
+from worldswitch.trace.readers.tracedat_options import lost_by_cpustat, read_options
 from worldswitch.trace.readers.tracedat_pages import (
     Arena,
     Block,
@@ -32,6 +32,7 @@ from worldswitch.trace.readers.tracedat_pages import (
     Stream,
     cpu_name,
 )
+from worldswitch.trace.readers.tracingdata import MAGIC, parse_cmdlines, parse_formats
 
 _REGION = 3 << 19
 """Bytes of pages indexed at a time where memory allows: some 30 thousand events of the usual 50 bytes."""
@@ -82,7 +83,10 @@ class TraceDat:
         self.meta = Meta(source=source.name, format=f"trace.dat version {self._layout.version}")
         self._time_base = read_options(self._layout, self.meta)
         self.meta.comms = parse_cmdlines(self._layout.cmdlines)
-        self.formats = by_name(self._parse_formats())
+        formats, broken = parse_formats(self._layout.formats)
+        if broken:
+            self.meta.damaged(f"{broken} event formats cannot be parsed; their events count as malformed")
+        self.formats = by_name(formats)
         self._overrun, self._dropped = lost_by_cpustat(self._layout)
         self.meta.lost = self._overrun + self._dropped
         self._note_instances()
@@ -105,24 +109,6 @@ class TraceDat:
             raise UsageError(f"{self.meta.source} was read to its end; open it again to read it again")
         self._used = True
         return self._batches(self._wanted(selection))
-
-    def _parse_formats(self) -> list[EventFormat]:
-        formats = []
-        broken = 0
-        for system, text in self._layout.formats:
-            try:
-                parsed = parse_format(text, system)
-            except (TraceFormatError, ValueError):
-                broken += 1
-                continue
-            # Fields that overlap again and again would make a small file into huge tables.
-            if parsed.id < 1 << 16 and sum(f.size for f in parsed.fields) <= 4 * parsed.size:
-                formats.append(parsed)
-            else:
-                broken += 1
-        if broken:
-            self.meta.damaged(f"{broken} event formats cannot be parsed; their events count as malformed")
-        return formats
 
     def _note_instances(self) -> None:
         names = [printable(buffer.name) for buffer in self._layout.buffers if buffer.name]

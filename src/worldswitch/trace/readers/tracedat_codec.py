@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 _AT_ONCE = 400_000
 _own = threading.local()
@@ -120,7 +120,7 @@ def _zstd_at_once(chunks: Sequence[Chunk], target: memoryview) -> bool:
     return True
 
 
-def _decompressor():  # type: ignore[no-untyped-def]
+def _decompressor() -> Any:
     if not hasattr(_own, "zstd"):
         import zstandard
 

@@ -7,19 +7,27 @@ Nothing here trusts a size or an offset: what points outside the file is damage,
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import IntEnum
 
 from worldswitch.errors import TraceFormatError, printable
 from worldswitch.trace.readers.source import Input
 from worldswitch.trace.readers.tracedat_codec import CODECS, Codec
+from worldswitch.trace.readers.tracingdata import (
+    MAGIC,
+    Cursor,
+    Ended,
+    Texts,
+    read_page_header,
+    read_system,
+    read_systems,
+    skip_symbols,
+    text,
+    usable_page_size,
+)
 
-MAGIC = b"\x17\x08\x44tracing"
-_LARGEST_TEXT = 1 << 20
 _LARGEST_SECTION = 1 << 26
-_LARGEST_PAGE = 1 << 24
 _MOST_CPUS = 1 << 16
 _COMPRESSED = 1
 
@@ -75,51 +83,13 @@ class Layout:
     page_size: int = 4096
     data_offset: int = 16
     """Bytes before a page's first record: 16 where the kernel's long has 8 bytes, 12 where it has 4."""
-    formats: list[tuple[str, str]] = field(default_factory=list)
-    """System and text of each event format."""
+    formats: Texts = field(default_factory=list)
     options: list[tuple[int, bytes]] = field(default_factory=list)
     cmdlines: str = ""
     buffers: list[Buffer] = field(default_factory=list)
     is_text: bool = False
     """The file holds a latency tracer's text instead of pages."""
     damage: list[str] = field(default_factory=list)
-
-
-class Ended(Exception):
-    """What was to be read reaches beyond the end, or cannot be what it should."""
-
-
-class Cursor:
-    """Reads front to back through *pread* (offset, size -> bytes); :class:`Ended` at the end."""
-
-    def __init__(self, pread: Callable[[int, int], bytes], at: int = 0) -> None:
-        self._pread = pread
-        self.at = at
-
-    @classmethod
-    def over(cls, data: bytes) -> Cursor:
-        """A cursor over bytes in memory."""
-        return cls(lambda offset, n: data[offset : offset + n])
-
-    def take(self, n: int, limit: int = _LARGEST_SECTION) -> bytes:
-        """The next *n* bytes; more than *limit* can only be a lie."""
-        if n > limit or len(data := self._pread(self.at, n) if n else b"") < n:
-            raise Ended
-        self.at += n
-        return data
-
-    def number(self, size: int) -> int:
-        """The next unsigned little-endian number."""
-        return int.from_bytes(self.take(size), "little")
-
-    def string(self, limit: int = 4096) -> str:
-        """The next NUL-terminated string."""
-        data = self._pread(self.at, limit)
-        end = data.find(b"\0")
-        if end < 0:
-            raise Ended
-        self.at += end + 1
-        return _text(data[:end])
 
 
 def read_layout(source: Input) -> Layout:
@@ -146,7 +116,7 @@ def read_layout(source: Input) -> Layout:
                 f"{source.name} was written by a big-endian machine; only little-endian trace.dat files are read"
             )
         cursor.take(1)  # the size of user space's long; header_page tells the kernel's
-        layout.page_size = _page_size(cursor.number(4), layout.page_size)
+        layout.page_size = usable_page_size(cursor.number(4), layout.page_size)
         if layout.version == 6:
             _read_v6(source, cursor, layout)
         else:
@@ -163,10 +133,8 @@ def _read_v6(source: Input, cursor: Cursor, layout: Layout) -> None:
     _header_info(cursor, layout)
     _ftrace_events(cursor, layout)
     _event_formats(cursor, layout)
-    for _ in ("kallsyms", "printk formats"):
-        size = cursor.number(4)
-        cursor.at += size
-    layout.cmdlines = _text(cursor.take(cursor.number(8)))
+    skip_symbols(cursor)
+    _cmdlines(cursor, layout)
     cpus = cursor.number(4)
     if cursor.take(10).startswith(b"options"):
         while (option := cursor.number(2)) != Option.DONE:
@@ -207,7 +175,7 @@ def _v6_buffer(source: Input, cursor: Cursor, layout: Layout, name: str, cpus: i
 
 def _v6_clock(cursor: Cursor) -> str | None:
     try:
-        return _text(cursor.take(cursor.number(8), 4096))
+        return text(cursor.take(cursor.number(8), 4096))
     except Ended:
         return None
 
@@ -232,15 +200,13 @@ def _read_v7(source: Input, cursor: Cursor, layout: Layout) -> None:
         # The options that say where the pages are come last: a file that was cut has none. Its sections still
         # follow each other.
         _sections_in_file_order(source, cursor.at, layout, found)
-    for id_, parse in _SECTIONS.items():
-        if id_ not in found:
+    for section, parse in _SECTIONS.items():
+        if section not in found:
             continue
         try:
-            parse(Cursor.over(_section(source, found[id_], id_, layout.codec)), layout)
+            parse(Cursor.over(_section(source, found[section], section, layout.codec)), layout)
         except Ended:
-            layout.damage.append(f"the section {id_.name} is damaged")
-    if layout.page_size > _LARGEST_PAGE:
-        raise Ended
+            layout.damage.append(f"the section {section.name} is damaged")
     for id_, data in layout.options:
         if id_ == Option.BUFFER:
             _v7_buffer(source, data, layout)
@@ -358,7 +324,7 @@ def _v7_buffer(source: Input, data: bytes, layout: Layout) -> None:
         cpus = option.number(4) if (rest - 8) % 20 == 0 else page_size
         if cpus > _MOST_CPUS:
             raise Ended
-        page_size = _page_size(page_size, layout.page_size) if (rest - 8) % 20 == 0 else layout.page_size
+        page_size = usable_page_size(page_size, layout.page_size) if (rest - 8) % 20 == 0 else layout.page_size
         found = [CpuData(option.number(4), option.number(8), option.number(8)) for _ in range(cpus)]
         id_, flags, _ = _section_header(source, offset)
         if id_ != Option.BUFFER:
@@ -390,35 +356,23 @@ def _inside(found: list[CpuData], source: Input, layout: Layout, name: str) -> t
 
 
 def _header_info(cursor: Cursor, layout: Layout) -> None:
-    if cursor.take(12) != b"header_page\0":
-        raise Ended
-    page = _text(cursor.take(cursor.number(8), _LARGEST_TEXT))
-    if cursor.take(13) != b"header_event\0":
-        raise Ended
-    cursor.take(cursor.number(8), _LARGEST_TEXT)
-    data = re.search(r"field: char data;\s*offset:(\d+);\s*size:(\d+);", page)
-    if data and int(data[1]) in (12, 16):
-        layout.data_offset = int(data[1])
+    header = read_page_header(cursor)
+    if header is not None:
+        layout.data_offset = header[0]
         # A kernel with larger sub-buffers says so here and nowhere else in version 6.
-        layout.page_size = max(layout.page_size, _page_size(int(data[1]) + int(data[2]), 0))
+        layout.page_size = max(layout.page_size, header[1])
 
 
 def _ftrace_events(cursor: Cursor, layout: Layout) -> None:
-    _system("ftrace", cursor, layout)
+    read_system("ftrace", cursor, layout.formats)
 
 
 def _event_formats(cursor: Cursor, layout: Layout) -> None:
-    for _ in range(cursor.number(4)):
-        _system(cursor.string(), cursor, layout)
-
-
-def _system(name: str, cursor: Cursor, layout: Layout) -> None:
-    for _ in range(cursor.number(4)):
-        layout.formats.append((name, _text(cursor.take(cursor.number(8), _LARGEST_TEXT))))
+    read_systems(cursor, layout.formats)
 
 
 def _cmdlines(cursor: Cursor, layout: Layout) -> None:
-    layout.cmdlines = _text(cursor.take(cursor.number(8)))
+    layout.cmdlines = text(cursor.take(cursor.number(8)))
 
 
 _SECTIONS = {
@@ -427,12 +381,3 @@ _SECTIONS = {
     Option.EVENT_FORMATS: _event_formats,
     Option.CMDLINES: _cmdlines,
 }
-
-
-def _page_size(claimed: int, otherwise: int) -> int:
-    """A page size the walk can use, or the other one."""
-    return claimed if 64 <= claimed <= _LARGEST_PAGE and claimed % 64 == 0 else otherwise
-
-
-def _text(data: bytes) -> str:
-    return data.rstrip(b"\0").decode("utf-8", "backslashreplace")

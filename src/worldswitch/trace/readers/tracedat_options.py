@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from worldswitch.errors import printable
 from worldswitch.record.trace import Meta
-from worldswitch.trace.readers.tracedat_layout import Cursor, Ended, Layout, Option
+from worldswitch.trace.readers.tracedat_layout import Layout, Option
+from worldswitch.trace.readers.tracingdata import Cursor, Ended
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 _NS_CLOCKS = ("local", "global", "uptime", "perf", "mono", "mono_raw", "boot", "tai", "tsc2nsec")
 _INTERPOLATE = 1
@@ -61,7 +64,7 @@ def _shifted(stamps: NDArray[np.int64], shift: Shift, interpolate: bool) -> NDAr
     if n == 0:
         return stamps
     if n == 1:
-        return stamps + shift.offset[0]
+        return stamps + np.int64(shift.offset[0])
     at = np.clip(np.searchsorted(shift.time, stamps, side="right") - 1, 0, n - 2)
     correction = shift.offset[at]
     if interpolate:
@@ -77,11 +80,10 @@ def read_options(layout: Layout, meta: Meta) -> TimeBase:
     """Fill *meta* from the options; the rest is how to read times. A damaged option is noted and skipped."""
     base = TimeBase()
     for option, data in layout.options:
-        reader = _READERS.get(option)
-        if reader is None:
+        if option not in _READERS:
             continue
         try:
-            reader(data, meta, base)
+            _READERS[Option(option)](data, meta, base)
         except (Ended, ValueError):
             meta.damaged(f"the option {Option(option).name} is damaged")
     clocks = {buffer.clock.strip("[]") for buffer in layout.buffers if buffer.clock}
@@ -103,16 +105,6 @@ def lost_by_cpustat(layout: Layout) -> tuple[int, int]:
                 overrun += int(number) if name == "overrun" else 0
                 dropped += int(number) if name in ("dropped events", "commit overrun") else 0
     return overrun, dropped
-
-
-def parse_cmdlines(text: str) -> dict[int, str]:
-    """Thread -> name from ``saved_cmdlines``: lines of a number and a name, which may hold spaces."""
-    comms = {}
-    for line in text.split("\n"):
-        tid, _, comm = line.strip("\0").partition(" ")
-        if comm and tid.isascii() and tid.isdigit() and len(tid) < 11:
-            comms[int(tid)] = comm
-    return comms
 
 
 def _uname(data: bytes, meta: Meta, _base: TimeBase) -> None:
