@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 import numpy as np
-from numpy.typing import NDArray
 
 from worldswitch.errors import MissingError, TraceFormatError, UsageError, printable
 from worldswitch.record.formats import EventFormat, parse_format
@@ -26,6 +25,7 @@ from worldswitch.record.trace import COMMON, Batch, Columns, EventSource, Meta, 
 
 if TYPE_CHECKING:
     import polars as pl
+    from numpy.typing import NDArray
 
 KIND = "worldswitch trace"
 VERSION = 1

@@ -9,13 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from worldswitch.record.formats import EventFormat, parse_format
 from worldswitch.record.trace import Columns
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 _COMMON = (
     "\tfield:unsigned short common_type;\toffset:0;\tsize:2;\tsigned:0;\n"

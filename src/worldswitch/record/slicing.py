@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
 from worldswitch.record.trace import UNKNOWN_PID, Batch, EventSource, Meta, Selection, Trace
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 VCPU_EVENTS: Selection = {"kvm_exit": ("vcpu_id",), "kvm_entry": ("vcpu_id",)}
 """All that :func:`threads_of_vcpu` needs decoded."""

@@ -10,16 +10,18 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from worldswitch.errors import printable
 from worldswitch.record.trace import UNKNOWN_PID, Batch, Columns, EventSource
 from worldswitch.trace.writers.catalog import Written
 from worldswitch.x86.exits import ExitTables, reason_name
 from worldswitch.x86.registers import bit_names
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 _HEX = frozenset(("rip", "guest_rip", "info1", "info2", "intr_info", "error_code", "gpa", "gfn", "val", "data"))
 _TOLD_OTHERWISE = frozenset(("isa", "exit_reason", "vcpu_id"))

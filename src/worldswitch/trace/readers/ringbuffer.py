@@ -12,7 +12,7 @@ from __future__ import annotations
 try:
     import cython
 except ImportError:
-    from worldswitch import purepython as cython  # type: ignore[no-redef]
+    from worldswitch import purepython as cython
 
 LOST, UNCOUNTED, BAD_PAGES, MALFORMED, FIRST, LAST = range(6)
 """Indices into *stats* of :func:`walk`: events lost by count, gaps whose size the page does not tell, pages

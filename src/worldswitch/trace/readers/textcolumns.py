@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
 from worldswitch.record.trace import Columns
 from worldswitch.trace.readers.texttemplates import Template
 
-Values = NDArray[np.uint64]
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+Values: TypeAlias = "NDArray[np.uint64]"
 
 _FAILED_VMENTRY = 0x80000000
 _WITH_ERROR_CODE = (8, 10, 11, 12, 13, 14, 17, 21, 29, 30)

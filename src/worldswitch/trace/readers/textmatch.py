@@ -13,7 +13,7 @@ from __future__ import annotations
 try:
     import cython
 except ImportError:
-    from worldswitch import purepython as cython  # type: ignore[no-redef]
+    from worldswitch import purepython as cython
 
 from worldswitch.trace.readers import textcodes as codes
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 try:
     import cython
 except ImportError:
-    from worldswitch import purepython as cython  # type: ignore[no-redef]
+    from worldswitch import purepython as cython
 
 from worldswitch.trace.readers import textcodes as codes
 from worldswitch.trace.readers.textmatch import Matcher
@@ -61,6 +61,7 @@ class Scanner(Matcher):
         self.raw_times = 0
         self.systems = 0
         self.processes = 0
+        self.line_raw = 0
 
     def scan(self):
         """Take lines until the block ends (:data:`~worldswitch.trace.readers.textcodes.END`), an output is

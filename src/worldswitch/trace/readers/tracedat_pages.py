@@ -10,16 +10,18 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
 from worldswitch.trace.readers import ringbuffer
 from worldswitch.trace.readers.source import Input
 from worldswitch.trace.readers.tracedat_codec import CODECS, Chunk, Codec
 from worldswitch.trace.readers.tracedat_layout import Buffer, CpuData
 from worldswitch.trace.readers.tracedat_options import TimeBase
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 _PEEK = 1 << 18
 _PAD_WORDS = 8
@@ -140,7 +142,7 @@ class Arena:
         self.region_bytes = region_bytes
         self._region_words = region_bytes // 4
         self._array = np.zeros(self._region_words * regions + _PAD_WORDS, np.uint32)
-        self.words = memoryview(self._array)
+        self.words = memoryview(self._array)  # type: ignore[arg-type]  # numpy's stubs lack __buffer__ on 3.11
         self._bytes = self.words.cast("B")
         self._index = index
         self._time_base = time_base
@@ -196,7 +198,7 @@ class Future(Protocol):
         ...
 
 
-Rows = tuple[NDArray[Any], NDArray[Any], NDArray[Any], NDArray[Any], NDArray[Any]]
+Rows: TypeAlias = "tuple[NDArray[Any], NDArray[Any], NDArray[Any], NDArray[Any], NDArray[Any]]"
 """Slot, time, cpu, tid and start of events in time order."""
 
 

@@ -8,13 +8,15 @@ fields point at.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from worldswitch.record.formats import EventFormat, Field, Kind
 from worldswitch.record.trace import Columns
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 LARGEST_PAYLOAD = 4000
 """Bytes of one record without head. The kernel's ring buffer takes no record larger than a page."""

@@ -7,15 +7,17 @@ tracefs shows six, so that nothing is lost, and the thread group in parentheses 
 
 from __future__ import annotations
 
-from typing import IO
+from typing import IO, TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
 from worldswitch.errors import printable
 from worldswitch.record.trace import UNKNOWN_PID, Batch, EventSource
 from worldswitch.trace.writers.catalog import Catalog, Written
 from worldswitch.trace.writers.printfmt import Printer, plain_printer, printer
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 _HEADER = (
     "# tracer: nop\n#\n"

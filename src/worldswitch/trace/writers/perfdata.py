@@ -10,10 +10,9 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from worldswitch.errors import UsageError
 from worldswitch.record.formats import EventFormat
@@ -23,6 +22,9 @@ from worldswitch.trace.writers.catalog import Catalog, Written
 from worldswitch.trace.writers.description import tracing_data
 from worldswitch.trace.writers.encode import Layout, encoded, layout, place, records, tails
 from worldswitch.trace.writers.perfheader import SampleLayout
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 _COMM, _LOST, _SAMPLE = 3, 2, 9
 _ATTR, _TRACING_DATA, _FINISHED_ROUND, _FEATURE, _COMPRESSED = 64, 66, 68, 80, 81

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from typing import Any
-
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING, Any
 
 from worldswitch.errors import printable
 from worldswitch.record.formats import EventFormat, Kind
 from worldswitch.record.trace import Columns
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 Printer = Callable[[Columns, int], list[str]]
 """Columns and their length -> the text of each event."""

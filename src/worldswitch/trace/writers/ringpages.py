@@ -11,16 +11,18 @@ import struct
 import tempfile
 from bisect import bisect_right
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
 from worldswitch.errors import UsageError
 from worldswitch.record.formats import EventFormat
 from worldswitch.record.order import concatenate
 from worldswitch.record.trace import Batch
 from worldswitch.trace.writers.encode import Layout, layout, place, records, tails, up
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 Compress = Callable[[bytes], bytes]
 
@@ -170,7 +172,7 @@ class RingPages:
             self._missed = 0
 
 
-_Part = tuple[NDArray[np.intp], Layout, NDArray[Any], "list[bytes] | None"]
+_Part: TypeAlias = "tuple[NDArray[np.intp], Layout, NDArray[Any], list[bytes] | None]"
 
 
 def _encode(batch: Batch, layouts: dict[str, Layout]) -> tuple[list[_Part], NDArray[np.intp]]:
