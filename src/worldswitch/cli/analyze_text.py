@@ -45,15 +45,11 @@ def _about(result: Account) -> str:
     events = sum(meta.events.values())
     lost = f", {meta.lost} lost" if meta.lost else ""
     skipped = f", {meta.skipped_lines} lines that are no events" if meta.skipped_lines else ""
+    cpus = f"{meta.cpus} CPU{'s' * (meta.cpus != 1)}" if meta.cpus else None
     return fields(
         (
             ("trace", f"{meta.source} ({meta.format}{', ' + meta.tool if meta.tool else ''})"),
-            (
-                "host",
-                ", ".join(
-                    part for part in (meta.cpu_model or meta.vendor, f"{meta.cpus} CPU{'s' * (meta.cpus != 1)}" if meta.cpus else None) if part
-                ),
-            ),
+            ("host", ", ".join(filter(None, (meta.cpu_model or meta.vendor, cpus)))),
             ("kernel", meta.kernel),
             ("events", f"{events:,}{lost}{skipped}{f' in {span}' if span else ''}"),
         )

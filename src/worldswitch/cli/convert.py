@@ -62,10 +62,7 @@ class Target:
     type=click.Choice(("none", "zlib", "zstd")),
     help="Of a trace.dat version 7 (zlib, zstd) or a perf.data (zstd).  [default: none]",
 )
-@click.option("--vcpu", type=click.IntRange(0), help="Only threads that run this vCPU.")
-@click.option("--pid", "tid", type=int, help="Only this thread, by the id in the trace.")
-@click.option("--vm", type=int, help="Only this VM: its process id (or thread id, where processes are unknown).")
-@click.option("--time", metavar="A:B", help="Only events from A to B on the trace's clock, such as 36.2:36.3.")
+@options.limits("events")
 @options.as_json
 @options.as_python
 def convert(
@@ -170,9 +167,7 @@ def _write(source: EventSource, target: Target) -> Written:
         from worldswitch.record.parquet import save
         from worldswitch.trace.writers.catalog import Written
 
-        counted = _Counted(source)
-        save(counted, target.output)
-        return Written(counted.events)
+        return Written(save(source, target.output))
     binary = target.format in ("trace.dat", "perf.data")
     with _output(target, binary) as stream:
         return _writer(target)(source, stream)
@@ -196,28 +191,6 @@ def _writer(target: Target) -> Callable[[EventSource, IO[Any]], Written]:
 
     how = PerfOptions(pipe=target.piped, level=_LEVEL if target.compression == "zstd" else None)
     return lambda source, stream: write_perfdata(source, stream, how)
-
-
-class _Counted:
-    """A source that counts what it gives."""
-
-    def __init__(self, source: EventSource) -> None:
-        self._source = source
-        self.formats = source.formats
-        self.events = 0
-
-    @property
-    def meta(self) -> Any:
-        return self._source.meta
-
-    @meta.setter
-    def meta(self, meta: Any) -> None:
-        self._source.meta = meta
-
-    def batches(self, selection: Any = None) -> Iterator[Any]:
-        for batch in self._source.batches(selection):
-            self.events += len(batch)
-            yield batch
 
 
 @contextlib.contextmanager

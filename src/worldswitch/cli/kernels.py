@@ -51,7 +51,7 @@ def _show(shown: tuple[str, dict[str, Any], str], as_json: bool, as_python: bool
 
 def _overview() -> tuple[str, dict[str, Any], str]:
     from worldswitch.kvm.facts import facts, kernel, lines
-    from worldswitch.report.tables import table
+    from worldswitch.report.tables import table, wrapped
 
     known = {line: kernel(line) for line in lines()}
     rows = [
@@ -63,7 +63,7 @@ def _overview() -> tuple[str, dict[str, Any], str]:
     ]
     versions = ", ".join(f"{line} is {version}" for line, version in lines().items() if line != version)
     text = table(["fact", *known], rows, left=["fact"])
-    text += f"\nx: has it. ?: not all of it could be confirmed (wsw kernels FACT says what).\n{_wrapped(versions)}\n"
+    text += f"\nx: has it. ?: not all of it could be confirmed (wsw kernels FACT says what).\n{wrapped(versions)}\n"
     text += "X.Y.0 is the mainline release, X.Y.Z exactly that one. wsw kernels KERNEL says where each is from.\n"
     document = {
         "kernels": [
@@ -162,10 +162,10 @@ def _difference(first: str, second: str) -> tuple[str, dict[str, Any], str]:
 
 def _one_fact(fact: Fact) -> tuple[str, dict[str, Any], str]:
     from worldswitch.kvm.facts import kernel, lines
-    from worldswitch.report.tables import fields
+    from worldswitch.report.tables import fields, wrapped
 
     have = [line for line in lines() if fact.id in kernel(line).facts]
-    text = f"{_wrapped(fact.statement)}\n\n{_wrapped('Read in: ' + fact.source)}.\n\n"
+    text = f"{wrapped(fact.statement)}\n\n{wrapped('Read in: ' + fact.source)}.\n\n"
     text += fields(
         [
             ("has it", ", ".join(have) or "none"),
@@ -194,9 +194,3 @@ def _read(name: str) -> tuple[Kernel, str]:
 def _origin(fact: Fact, chosen: Kernel) -> str:
     commit = fact.commit if fact.id in chosen.facts else ""
     return chosen.origins[fact.id] + (f" ({commit})" if commit else "")
-
-
-def _wrapped(text: str) -> str:
-    import textwrap
-
-    return textwrap.fill(text, 98)

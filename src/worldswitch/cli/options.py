@@ -28,24 +28,34 @@ def as_python(command: F) -> F:
     return click.option("--python", "as_python", is_flag=True, help="Print the API calls that do the same.")(command)
 
 
+def limits(what: str) -> Callable[[F], F]:
+    """The options that limit which *what* (events, exits) are looked at, by where and when they were."""
+    return _together(
+        click.option("--vcpu", type=click.IntRange(0), help=f"Only {what} of this vCPU."),
+        click.option("--pid", "tid", type=int, help=f"Only {what} of this thread, by its id in the trace."),
+        click.option("--vm", type=int, help=f"Only {what} of this VM: its process id (or thread id: see vm_identity)."),
+        click.option("--time", metavar="A:B", help=f"Only {what} from A to B on the trace's clock, such as 36.2:36.3."),
+    )
+
+
 def filters(command: F) -> F:
     """The options that limit which exits are looked at."""
-    for option in reversed(
-        (
-            click.option("--vcpu", type=click.IntRange(0), help="Only this vCPU."),
-            click.option("--pid", "tid", type=int, help="Only this thread, by the id in the trace."),
-            click.option("--vm", type=int, help="Only this VM: its process id (or thread id: see vm_identity)."),
-            click.option(
-                "--time",
-                metavar="A:B",
-                help="Only exits from A to B on the trace's clock, such as 36.2:36.3.",
-            ),
-            click.option("--reason", "reasons", multiple=True, help="Only this exit reason; may be repeated."),
-            click.option("--than", metavar="DURATION", help="Only exits that took longer, such as 1ms."),
-        )
-    ):
-        command = option(command)
-    return command
+    return _together(
+        limits("exits"),
+        click.option("--reason", "reasons", multiple=True, help="Only this exit reason; may be repeated."),
+        click.option("--than", metavar="DURATION", help="Only exits that took longer, such as 1ms."),
+    )(command)
+
+
+def _together(*decorators: Callable[[Any], Any]) -> Callable[[F], F]:
+    """One decorator of several, whose options are listed in this order."""
+
+    def decorate(command: F) -> F:
+        for decorator in reversed(decorators):
+            command = decorator(command)
+        return command
+
+    return decorate
 
 
 def exit_tables(command: F) -> F:

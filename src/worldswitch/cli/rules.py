@@ -57,9 +57,7 @@ def _list(shown: list[Rule]) -> str:
 
 
 def _page(rule: Rule) -> str:
-    import textwrap
-
-    from worldswitch.report.tables import fields
+    from worldswitch.report.tables import fields, wrapped
 
     head = fields(
         [
@@ -71,4 +69,4 @@ def _page(rule: Rule) -> str:
             ("tested by", rule.tested),
         ]
     )
-    return f"{textwrap.fill(rule.sentence, 98)}\n\n{head}\n{textwrap.fill(rule.source, 98)}\n"
+    return f"{wrapped(rule.sentence)}\n\n{head}\n{wrapped(rule.source)}\n"

@@ -46,8 +46,8 @@ def frame(columns: Columns) -> pl.DataFrame:
     return pl.DataFrame([_series(name, column) for name, column in columns.items()])
 
 
-def save(source: EventSource, path: str | Path) -> None:
-    """Write all events of *source* as the folder *path*, which appears only when it is whole.
+def save(source: EventSource, path: str | Path) -> int:
+    """Write all events of *source* as the folder *path*, which appears only when it is whole; how many they were.
 
     A folder written before is replaced. Memory is bounded: events are spilled, and each event's pieces
     merged at the end.
@@ -65,12 +65,13 @@ def save(source: EventSource, path: str | Path) -> None:
         with tempfile.TemporaryDirectory(dir=target.absolute().parent, prefix=f".{target.name[:100]}.") as work:
             whole = Path(work) / "whole"
             whole.mkdir()
-            _Folder(whole, Path(work)).write(source)
+            events = _Folder(whole, Path(work)).write(source)
             if target.exists():
                 target.rename(Path(work) / "old")
             whole.rename(target)
     except OSError as error:
         raise MissingError(f"cannot write {name}: {error.strerror or error}") from None
+    return events
 
 
 def load(path: str | Path) -> Trace:
@@ -101,11 +102,6 @@ def load(path: str | Path) -> Trace:
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError, IndexError) as error:
         raise TraceFormatError(f"{name} is a damaged trace folder: {printable(str(error))}") from None
     return Trace(list(_pieces(whole)), meta, formats)
-
-
-def is_saved_trace(path: str | Path) -> bool:
-    """Whether *path* is a folder that :func:`save` wrote."""
-    return Path(path).is_dir() and _is_ours(Path(path))
 
 
 def _is_ours(folder: Path) -> bool:
@@ -146,7 +142,7 @@ class _Folder:
         self._parts: dict[str, list[Path]] = {}
         self._pieces = 0
 
-    def write(self, source: EventSource) -> None:
+    def write(self, source: EventSource) -> int:
         first = held = 0
         for batch in source.batches():
             self._held.append((first, batch))
@@ -177,6 +173,7 @@ class _Folder:
             },
         }
         (self._folder / _META).write_text(json.dumps(document, indent=1), encoding="utf-8")
+        return first
 
     def _spill(self) -> None:
         for event in dict.fromkeys(name for _, batch in self._held for name in batch.events):

@@ -52,6 +52,13 @@ def fields(pairs: Iterable[tuple[str, Any]]) -> str:
     return "".join(f"{name:<{width}}  {value}\n" for name, value in shown)
 
 
+def wrapped(text: str) -> str:
+    """*text* in lines as wide as a table may be."""
+    import textwrap
+
+    return textwrap.fill(printable(text), WIDTH)
+
+
 def paragraphs(title: str, sentences: Iterable[str]) -> str:
     """A title and one wrapped item per sentence; nothing if there is none."""
     import textwrap
