@@ -183,6 +183,7 @@ def account(
 _KEY_BITS = 44
 _LARGEST = (1 << _KEY_BITS) - 1
 _KINDS = 1 << (63 - _KEY_BITS)
+_PIECE = 1 << 14
 _UNCOUNTED = pairing.OPEN | pairing.NO_EXIT
 
 
@@ -248,9 +249,7 @@ class Bookkeeper:
         """Add the kinds up by row and by vCPU; the row's id of each kind, -1 for exits that do not count."""
         vms = identities(self.pairs).tolist()
         group_of = np.full(len(self._kinds), -1, np.int64)
-        sums = self._kinds.sums.tolist()
-        for kind, (number, who, marks) in enumerate(self._kinds.keys.tolist()):
-            count, total, guest, user = sums[kind]
+        for kind, (number, who, marks), (count, total, guest, user) in _rows_of(self._kinds):
             flags, cr = marks & 0xFFFFFFFF, (marks >> 32) - 1
             counts = not flags & _UNCOUNTED
             self._detectors.add_kind(cr, flags, count)
@@ -261,7 +260,10 @@ class Bookkeeper:
             times = self._vcpus.setdefault(who, [0, 0, 0, 0])
             times[0] += count
             times[1] += guest
-            group = self._groups.setdefault(self._key(number, vms[who >> 32], who & 0xFFFFFFFF), _Group(kind))
+            key = self._key(number, vms[who >> 32], who & 0xFFFFFFFF)
+            group = self._groups.get(key)
+            if group is None:
+                group = self._groups[key] = _Group(kind)
             if not counts:
                 group.open += count
                 continue
@@ -380,10 +382,12 @@ class Bookkeeper:
         """Guest, host and userspace time of each vCPU thread."""
         vms, tids = identities(self.pairs).tolist(), self.pairs.tids.tolist()
         times = []
-        for who, (exits, guest, host, user) in self._vcpus.items():
+        while self._vcpus:
+            # Taken out as they are read: of a million, two of each need not be held.
+            who, (exits, guest, host, user) = self._vcpus.popitem()
             thread, vcpu = who >> 32, who & 0xFFFFFFFF
             times.append(VcpuTime(vms[thread], tids[thread], vcpu - 1 if vcpu else None, exits, guest, host, user))
-        return sorted(times, key=lambda v: (-v.host_ns - v.user_ns, v.vm, v.tid))
+        return sorted(times, key=lambda v: (-v.host_ns - v.user_ns, v.vm, v.tid, v.vcpu or 0))
 
     def _hottest(self, name: Callable[[int], str], most: int) -> Iterator[Hot]:
         for index in _top(self._rips, most):
@@ -399,6 +403,15 @@ class Bookkeeper:
                 value = value & 0xFFFFFFFF if flagged else value
                 counts = int(self._details.counts[index]), int(self._details.totals[index])
                 yield Hot(kind.name.lower(), value, detail, *counts)
+
+
+def _rows_of(tally: Tally) -> Iterator[tuple[int, list[int], list[int]]]:
+    """Index, key and sums of each row as plain numbers, which take much room, piece by piece."""
+    for begin in range(0, len(tally), _PIECE):
+        piece = slice(begin, begin + _PIECE)
+        rows = zip(tally.keys[piece].tolist(), tally.sums[piece].tolist(), strict=True)
+        for index, (key, sums) in enumerate(rows, begin):
+            yield index, key, sums
 
 
 def _top(tally: Tally, most: int, among: Array | None = None) -> Array:
