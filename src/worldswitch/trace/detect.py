@@ -60,19 +60,17 @@ class Detectors:
 
     def add(self, rows: ExitRows) -> None:
         """Look at *rows*."""
+        if not rows.any(pairing.DETAILED):
+            self._refaults.count_writes(rows)
+            return
         after = self._refaults.feed(rows)
         refault = after != NOT_A_REFAULT
         if refault.any():
             np.add.at(self._churn[:, 0], after[refault], 1)
             np.add.at(self._churn[:, 1], after[refault], rows.duration[refault])
-        if rows.any(pairing.DETAILED):
-            again = is_fault(rows) & ~refault
-            self._again.add(
-                rows.thread[again],
-                rows.detail[again] >> np.uint64(PAGE_SHIFT),
-                rows.rip[again],
-                rows.duration[again],
-            )
+        again = is_fault(rows) & ~refault
+        pages = rows.detail[again] >> np.uint64(PAGE_SHIFT)
+        self._again.add(rows.thread[again], pages, rows.rip[again], rows.duration[again])
 
     def add_kind(self, cr: int, flags: int, count: int) -> None:
         """Note *count* exits that wrote *cr* (:data:`~worldswitch.trace.exits.NO_CR`: none)."""

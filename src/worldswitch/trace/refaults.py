@@ -67,10 +67,8 @@ class RefaultFinder:
             unmapped: How often the host had unmapped memory before each row; shape (n,).
         """
         codes = np.zeros(len(rows), np.int64)
-        self._grow(rows)
         if not rows.any(pairing.DETAILED):
-            # Writes still count: they come before later faults.
-            self._count_writes(rows)
+            self.count_writes(rows)
             return codes
         faults = is_fault(rows)
         if rows.any(pairing.FROM_L2):
@@ -85,15 +83,10 @@ class RefaultFinder:
         find(*views(thread, cr, pages, missing, epoch, self._writes, self._pages, codes))
         return codes
 
-    def _count_writes(self, rows: ExitRows) -> None:
-        if not rows.any(pairing.CR_WRITE):
-            return
-        cr = _effective(rows)
-        for column, register in enumerate((0, 4)):
-            threads = rows.thread[cr == register]
-            self._writes[: int(threads.max(initial=-1)) + 1, column] += np.bincount(threads)
-        writes = (cr == 0) | (cr == 4)
-        self._writes[rows.thread[writes], 2] = cr[writes]
+    def count_writes(self, rows: ExitRows) -> None:
+        """Take rows of which none is a fault: their writes come before later faults."""
+        self._grow(rows)
+        note_writes(*views(np.ascontiguousarray(rows.thread), np.ascontiguousarray(rows.marks), self._writes))
 
     def _grow(self, rows: ExitRows) -> None:
         if int(rows.thread.max(initial=0)) >= len(self._writes):
@@ -125,6 +118,18 @@ def is_missing(rows: ExitRows) -> NDArray[np.bool_]:
     mapped = np.where(vmx, rows.info1 & np.uint64(0x38), np.where(svm, rows.info1 & np.uint64(1), np.uint64(0)))
     missing: NDArray[np.bool_] = mapped == 0
     return missing
+
+
+def note_writes(thread, marks, writes):  # type: ignore[no-untyped-def]
+    """The loop of :meth:`RefaultFinder.count_writes`; a write that raised #GP (pairing.FAULTED) writes nothing."""
+    n = len(thread)
+    with cython.nogil:
+        for i in range(n):
+            cr = marks[i] >> 32
+            if (cr == 1 or cr == 5) and not marks[i] & 256:
+                who = thread[i]
+                writes[who, 0 if cr == 1 else 1] += 1
+                writes[who, 2] = cr - 1
 
 
 def find(thread, cr, page, missing, epoch, writes, pages, out):  # type: ignore[no-untyped-def]
