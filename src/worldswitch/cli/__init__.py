@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 
 import click
 
-from worldswitch.errors import MissingError, WorldswitchError
+from worldswitch.errors import MissingError, WorldswitchError, printable
 
 COMMANDS: dict[str, tuple[str, str]] = {
     "analyze": ("analyze", "Say what the world switches in a trace cost, and why they happened."),
@@ -78,6 +78,7 @@ def main(args: list[str] | None = None) -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="replace")
+    stdout = sys.stdout
     try:
         status = wsw.main(args, prog_name="wsw", standalone_mode=False)
         sys.stdout.flush()
@@ -95,10 +96,13 @@ def main(args: list[str] | None = None) -> None:
     except BrokenPipeError:
         status = _reader_gone()
     except SystemExit:
-        # Of click, when it meets a broken pipe before we do.
-        if type(sys.stdout).__name__ != "PacifyFlushWrapper":
+        # Of click, when it meets a broken pipe before we do; it puts something harmless in stdout's place.
+        if sys.stdout is stdout:
             raise
         status = _reader_gone()
+    except OSError as error:
+        _reader_gone()
+        status = _fail(f"cannot read or write: {printable(error.strerror or str(error))}", MISSING)
     except RecursionError:
         status = _fail("the input nests too deeply", USAGE)
     except MemoryError:
