@@ -21,7 +21,7 @@ STEPS = (
         "The same guest on AMD with the TDP MMU of 5.10, recorded with perf. The file does not even hold the values written:",
         ["whatif", AMD, "--to", "6.12"],
     ),
-    ("What changed in KVM between the two kernels?", ["kernels", "diff", "5.10", "6.12"]),
+    ("By which rule of KVM, and where is that written?", ["rules", "cr0-guest-owned"]),
     ("A timeline to open at ui.perfetto.dev:", ["convert", INTEL, "-o", "demo/vmx-5.10-ept.perfetto.json"]),
 )
 

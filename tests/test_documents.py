@@ -1,0 +1,66 @@
+"""What the documents show is true: commands print what stands under them, and Python runs."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+FENCED = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+OFFLINE = ("analyze", "whatif", "kernels", "rules")
+
+
+def blocks(language: str) -> list[tuple[Path, str]]:
+    return [
+        (document, found[2])
+        for document in DOCUMENTS
+        for found in FENCED.finditer(document.read_text(encoding="utf-8"))
+        if found[1] == language
+    ]
+
+
+def sessions() -> list[tuple[Path, str, str]]:
+    """Commands on recordings that ship, with what is shown under them."""
+    found = []
+    for document, block in blocks(""):
+        for part in re.split(r"^\$ ", block, flags=re.MULTILINE)[1:]:
+            command, _, shown = part.partition("\n")
+            words = shlex.split(command)
+            if words[0] == "wsw" and words[1] in OFFLINE and any(word.startswith("tests/data/") for word in words):
+                found.append((document, command, shown.strip("\n")))
+    return found
+
+
+@pytest.mark.parametrize(("document", "command", "shown"), sessions(), ids=lambda value: str(value)[:40])
+def test_a_command_prints_what_the_document_shows(document: Path, command: str, shown: str) -> None:
+    words = [str(Path(sys.executable).with_name("wsw")), *shlex.split(command)[1:]]
+    printed = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    lines = [line.rstrip() for line in printed.splitlines()]
+    expected = [line.rstrip() for line in shown.splitlines()]
+    assert expected == lines[: len(expected)], f"{document.name}: {command}"
+
+
+@pytest.mark.parametrize(("document", "code"), blocks("python"), ids=lambda value: str(value)[:40])
+def test_python_in_a_document_runs(document: Path, code: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    exec(compile(code, str(document), "exec"), {})
+
+
+def test_every_document_the_readme_links_to_is_there() -> None:
+    links = re.findall(r"\]\(([^)#:]+)\)", (ROOT / "README.md").read_text(encoding="utf-8"))
+    assert links
+    assert [link for link in links if not (ROOT / link).exists()] == []
+
+
+def test_public_names_can_be_imported() -> None:
+    import worldswitch
+
+    assert worldswitch.__all__ == sorted(worldswitch.__all__, key=lambda name: (name[0].islower(), name))
+    for name in worldswitch.__all__:
+        assert getattr(worldswitch, name) is not None
