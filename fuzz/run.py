@@ -81,7 +81,7 @@ def guided(reader: str, runs: int) -> bool:
         limits = [f"-runs={runs}", f"-timeout={SECONDS:.0f}", f"-rss_limit_mb={MEBIBYTES}", f"-max_len={LONGEST}"]
         command = [
             sys.executable,
-            str(HERE / "targets.py"),
+            str(HERE / "guided.py"),
             reader,
             *limits,
             f"-seed={SEED}",

@@ -1,13 +1,12 @@
 """What is fuzzed: one function per reader, from bytes to an account. Only WorldswitchError may come out.
 
-Run one alone, with any of libFuzzer's options: ``python fuzz/targets.py perfdata -runs=1000 corpus/``.
+``guided.py`` lets atheris choose the bytes, ``run.py`` runs all.
 """
 
 from __future__ import annotations
 
 import io
 import json
-import sys
 from collections.abc import Callable, Iterator
 from importlib import import_module
 from itertools import islice
@@ -90,20 +89,3 @@ def _shortened(path: Path) -> Trace:
 def _heads(pattern: str) -> Iterator[bytes]:
     for path in sorted(DATA.glob(pattern)):
         yield path.read_bytes()[:3000]
-
-
-def main() -> None:
-    """Fuzz one reader with atheris."""
-    import atheris
-
-    reader = sys.argv.pop(1)
-    run = target(reader)
-    with atheris.instrument_imports(include=["worldswitch"]):
-        pass
-    atheris.instrument_all()
-    atheris.Setup(sys.argv, run)
-    atheris.Fuzz()
-
-
-if __name__ == "__main__":
-    main()
