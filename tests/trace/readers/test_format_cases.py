@@ -18,11 +18,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import zstandard
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-import perf_build as build
+import perfdata_build as build
 from worldswitch.record.trace import Trace
 from worldswitch.trace import open_trace
 from worldswitch.trace.readers.perfdata import PerfData
@@ -126,95 +123,38 @@ def test_perf_data_as_perf_writes_it_here(case: str, mode: str, tmp_path: Path) 
     assert trace.meta.clock == ("mono" if case == "another clock" else "local")
 
 
-# perf.data, what the perf here does not write
-
-MADE_WAYS = {"file": build.file, "pipe": build.pipe}
-PARTS = (
-    *(build.IP, build.TID, build.TIME, build.ADDR, build.READ, build.CALLCHAIN, build.ID, build.CPU, build.PERIOD),
-    *(build.STREAM_ID, build.BRANCH_STACK, build.WEIGHT, build.DATA_SRC, build.IDENTIFIER),
-)
+# perf.data of other perfs
 
 
-def made(data: bytes) -> list[tuple[int, int, int, int, int]]:
-    """Time, cpu, tid, pid and value of each event."""
-    trace = Trace.read(PerfData(Input.from_bytes(data)))
-    assert trace.meta.complete, trace.meta.damage
-    assert trace.meta.malformed == 0
-    table = trace.table("made")
-    return list(zip(*(table[name].tolist() for name in ("time", "cpu", "tid", "pid", "value")), strict=True))
-
-
-@pytest.mark.parametrize("way", MADE_WAYS)
-@settings(max_examples=150, deadline=None)
-@given(parts=st.sets(st.sampled_from(PARTS)), read_format=st.integers(0, 31))
-def test_samples_of_any_parts(way: str, parts: set[int], read_format: int) -> None:
-    attribute = build.Attribute(sum(parts) | build.RAW, read_format, (11, 12))
-    samples = [build.Sample(10 * n, 1000 + n, cpu=n, id=11 + n % 2) for n in range(1, 4)]
-    data = b"".join(build.sample(attribute, one) for one in samples)
-    assert made(MADE_WAYS[way]([attribute], data)) == [
-        (
-            one.time if build.TIME in parts else 0,
-            one.cpu if build.CPU in parts else -1,
-            one.tid if build.TID in parts else -1,
-            one.pid if build.TID in parts else -1,
-            one.value,
-        )
-        for one in samples
-    ]
-
-
-@pytest.mark.parametrize("way", MADE_WAYS)
-@pytest.mark.parametrize("number", [build.IDENTIFIER, build.ID])
-def test_samples_laid_out_differently_are_told_apart_by_their_ids(way: str, number: int) -> None:
-    common = number | build.TID | build.TIME
-    short = build.Attribute(common | build.CPU | build.RAW, 0, (21,))
-    long = build.Attribute(common | build.CPU | build.READ | build.CALLCHAIN | build.RAW, build.GROUP, (31, 32))
-    other = build.Attribute(common, 0, (41,), type=build.SOFTWARE, config=0)
-    data = b"".join(
-        build.sample(attribute, build.Sample(n, n, id=ids))
-        for n, (attribute, ids) in enumerate([(long, 32), (short, 21), (other, 41), (long, 31), (short, 21)], 1)
-    )
-    found = made(MADE_WAYS[way]([short, long, other], data))
-    assert [(time, value) for time, *_, value in found] == [(1, 1), (2, 2), (4, 4), (5, 5)]
+def file_of(attribute: bytes, ids: list[int], data: bytes) -> bytes:
+    """A perf.data in file mode of one attribute, its event formats the only feature section."""
+    numbers = struct.pack(f"<{len(ids)}Q", *ids)
+    attrs_at = 104 + len(numbers)
+    data_at = attrs_at + len(attribute) + 16
+    formats = build.tracing_data(build.EXIT_TEXT)
+    sizes = (attrs_at, len(attribute) + 16, data_at, len(data), 0, 0)
+    head = struct.pack("<8s8Q4Q", b"PERFILE2", 104, len(attribute) + 16, *sizes, 1 << 1, 0, 0, 0)
+    section = struct.pack("<QQ", data_at + len(data) + 16, len(formats))
+    return head + numbers + attribute + struct.pack("<QQ", 104, len(numbers)) + data + section + formats
 
 
 @pytest.mark.parametrize("size", [64, 72, 80, 96, 104, 112, 120, 128, 136, 144])
-@pytest.mark.parametrize("way", MADE_WAYS)
-def test_attributes_of_every_perf(way: str, size: int) -> None:
+@pytest.mark.parametrize("mode", ["file", "pipe"])
+def test_attributes_of_every_perf(mode: str, size: int) -> None:
     """PERF_ATTR_SIZE_VER0 to VER8, and one to come: 5.10 has 120 bytes, 6.1 has 128, 6.12 has 136."""
-    attribute = build.Attribute(build.TID | build.TIME | build.RAW, size=size, ids=(1,))
-    assert [row[4] for row in made(MADE_WAYS[way]([attribute], build.sample(attribute, build.Sample(1, 5))))] == [5]
-
-
-@pytest.mark.parametrize("way", MADE_WAYS)
-@pytest.mark.parametrize("kind", [build.COMPRESSED, build.COMPRESSED2])
-@pytest.mark.parametrize("step", [1, 7, 64])
-def test_compressed_records(kind: int, way: str, step: int) -> None:
-    """Records that begin in one compressed piece and end in the next; COMPRESSED2 has them padded to 8 bytes."""
-    attribute = build.Attribute(build.TID | build.TIME | build.RAW, ids=(1,))
-    plain = b"".join(build.sample(attribute, build.Sample(n, n * n)) for n in range(1, 60))
-    packed = zstandard.ZstdCompressor().compress(plain)
-    data = b""
-    for begin in range(0, len(packed), step):
-        piece = packed[begin : begin + step]
-        if kind == build.COMPRESSED2:
-            piece = struct.pack("<Q", len(piece)) + piece + bytes(-len(piece) % 8)
-        data += build.record(kind, piece)
-    data += build.record(build.FINISHED_ROUND, b"")
-    assert [row[4] for row in made(MADE_WAYS[way]([attribute], data))] == [n * n for n in range(1, 60)]
-
-
-def test_cpus_whose_events_come_out_of_order_are_merged_at_the_ends_of_rounds() -> None:
-    attribute = build.Attribute(build.TID | build.TIME | build.CPU | build.RAW, ids=(1,))
-
-    def one_round(*times: int) -> bytes:
-        samples = [build.sample(attribute, build.Sample(time, time, cpu=time % 4)) for time in times]
-        return b"".join(samples) + build.record(build.FINISHED_ROUND, b"")
-
-    data = one_round(30, 40, 10, 20) + one_round(70, 35, 50) + one_round(60, 80)
-    trace = Trace.read(PerfData(Input.from_bytes(build.file([attribute], data))))
-    assert trace.table("made")["time"].tolist() == [10, 20, 30, 35, 40, 50, 60, 70, 80]
-    assert trace.meta.out_of_order == 0
+    kind = build.IDENTIFIER | build.USUAL
+    attribute = bytearray(build.attr(kind).ljust(size, b"\0"))
+    struct.pack_into("<I", attribute, 4, size)
+    data = build.sample(build.exit_raw(12), kind, time=5, cpu=3, tid=7, pid=6, number=11)
+    if mode == "file":
+        whole = file_of(bytes(attribute), [10, 11], data)
+    else:
+        announced = build.record(64, bytes(attribute) + struct.pack("<QQ", 10, 11))
+        whole = build.pipe(announced, build.formats_record(build.EXIT_TEXT), data)
+    trace = Trace.read(PerfData(Input.from_bytes(whole)))
+    assert trace.meta.complete, trace.meta.damage
+    table = trace.table("kvm_exit")
+    assert [table[name].tolist() for name in ("time", "cpu", "tid", "pid", "exit_reason")] == [[5], [3], [7], [6], [12]]
 
 
 # trace.dat and the text of tracefs, of one ring buffer
