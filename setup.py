@@ -14,11 +14,11 @@ from setuptools import Extension, setup
 SOURCE = Path("src")
 
 # A memoryview is a struct of 200 bytes passed by value: a helper called with three of them costs more than the work it
-# does. In these modules all helpers are inlined, however large the loop grows; elsewhere gcc would take minutes.
-INLINED = ("worldswitch.trace.pairing", "worldswitch.trace.tally")
-INLINE = ["-finline-limit=20000", "--param=max-inline-insns-auto=3000"]
-INLINE += ["--param=inline-unit-growth=1000", "--param=large-function-growth=3000"]
-
+# does. So helpers are inlined where gcc alone would not; in the modules named, however large the loop grows.
+FLAGS = ["-O3", "-g0", "-finline-limit=1000", "--param=max-inline-insns-auto=300"]
+WHOLLY = ("worldswitch.trace.pairing", "worldswitch.trace.tally")
+MORE = ["-finline-limit=20000", "--param=max-inline-insns-auto=3000"]
+MORE += ["--param=inline-unit-growth=1000", "--param=large-function-growth=3000"]
 
 # What Cython adds to every module that takes memoryviews, once for all of them: it is most of what gcc has to compile.
 SHARED = "worldswitch._cyutility"
@@ -31,7 +31,7 @@ def hot_modules() -> list[Extension]:
         source = types.with_suffix(".py")
         if source.exists() and source.name != "__init__.py":
             name = ".".join(source.with_suffix("").relative_to(SOURCE).parts)
-            flags = ["-O3", "-g0", *(INLINE if name in INLINED else [])]
+            flags = [*FLAGS, *(MORE if name in WHOLLY else [])]
             extensions.append(Extension(name, [str(source)], extra_compile_args=flags, optional=True))
     return extensions
 

@@ -12,6 +12,7 @@ import numpy as np
 from worldswitch.purepython import views
 from worldswitch.record.trace import Batch, EventSource
 from worldswitch.trace import pairing
+from worldswitch.trace.tally import Tally
 from worldswitch.x86.instructions import cr_write
 
 if TYPE_CHECKING:
@@ -76,6 +77,7 @@ _DETAILS: dict[str, tuple[Detail, str, str | None]] = {
 
 NO_CR = -1
 _NOBODY = 0xFF
+_INSN_BYTES = 15
 _LAST_CR = 15
 
 
@@ -155,6 +157,7 @@ class ExitPairing:
         self._table = np.zeros(1 << 10, np.int64)
         self._state = np.zeros((1 << 8, pairing.STATE), np.uint64)
         self._used = np.zeros(2, np.int64)
+        self._instructions = _Instructions()
         self._end = 0
 
     @property
@@ -177,7 +180,7 @@ class ExitPairing:
         n = len(batch)
         if not n:
             return _rows(np.empty((pairing.ROW_64, 0), np.uint64), np.empty((pairing.ROW_32, 0), np.uint32))
-        columns = _Columns(batch)
+        columns = _Columns(batch, self._instructions)
         tid, pid = (np.ascontiguousarray(c, np.int32).view(np.uint32) for c in (batch.tid, batch.pid))
         arrays = (
             np.ascontiguousarray(batch.order),
@@ -232,7 +235,8 @@ def pair_exits(source: EventSource) -> Iterator[tuple[ExitPairing, ExitRows]]:
 class _Columns:
     """A batch's events as the plain arrays the pairing loop takes."""
 
-    def __init__(self, batch: Batch) -> None:
+    def __init__(self, batch: Batch, instructions: _Instructions) -> None:
+        self._instructions = instructions
         count = len(batch.events)
         lengths = np.bincount(batch.order, minlength=count)
         bases = np.zeros(count, np.int64)
@@ -284,7 +288,7 @@ class _Columns:
         elif event == "kvm_fpu":
             put(self.narrow, "load")
         elif event == "kvm_emulate_insn":
-            self.narrow[rows] = _written_registers(table, rows.stop - rows.start)
+            self.narrow[rows] = self._instructions.written(table, rows.stop - rows.start)
         elif event in _DETAILS:
             _, value, flag = _DETAILS[event]
             put(self.wide, value)
@@ -309,32 +313,30 @@ def _numbers(table: dict[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
     }
 
 
-def _written_registers(table: dict[str, NDArray[Any]], n: int) -> NDArray[np.uint32]:
-    """The control register each emulated instruction writes, or 0xFF."""
-    insn = table.get("insn")
-    result = np.full(n, _NOBODY, np.uint32)
-    if insn is None or insn.dtype != np.uint8 or insn.shape[1] < 3:
-        return result
-    plain = (insn[:, 0] == 0x0F) & (insn[:, 1] == 0x22)
-    # Most instructions seen here repeat; decode each different one once.
-    keys = insn[:, 0].astype(np.uint32) | insn[:, 1].astype(np.uint32) << 8 | insn[:, 2].astype(np.uint32) << 16
-    candidates = plain | (insn[:, :4] == 0x0F).any(axis=1)
-    if candidates.all() and len(insn) and (keys == keys[0]).all() and plain[0]:
-        result[:] = _decoded(insn[0], table, 0)
-        return result
-    seen: dict[bytes, int] = {}
-    for row in np.flatnonzero(candidates).tolist():
-        code = insn[row].tobytes()
-        if code not in seen:
-            seen[code] = _decoded(insn[row], table, row)
-        result[row] = seen[code]
-    return result
+class _Instructions:
+    """The control register that emulated instructions write; each different one is decoded once."""
 
+    def __init__(self) -> None:
+        self._seen = Tally(limit=1 << 16)
+        self._written = np.zeros(0, np.uint32)
 
-def _decoded(insn: NDArray[np.uint8], table: dict[str, NDArray[Any]], row: int) -> int:
-    length = int(table["len"][row]) if "len" in table else len(insn)
-    number = cr_write(insn.tobytes()[: length or len(insn)])
-    return _NOBODY if number is None else number
+    def written(self, table: dict[str, NDArray[Any]], n: int) -> NDArray[np.uint32]:
+        """For each of the *n* rows of kvm_emulate_insn the register, or 0xFF."""
+        insn = table.get("insn")
+        if insn is None or insn.dtype != np.uint8 or insn.shape[1:] != (_INSN_BYTES,):
+            return np.full(n, _NOBODY, np.uint32)
+        length = np.array(table["len"], np.uint32) if "len" in table else np.zeros(n, np.uint32)
+        length[length == 0] = _INSN_BYTES
+        low, high = np.empty(n, np.uint64), np.empty(n, np.uint64)
+        pairing.pack_instructions(*views(np.ascontiguousarray(insn), length, low, high))
+        index = self._seen.add(low, high, None)
+        for a, b, _ in self._seen.keys[len(self._written) :].tolist():
+            code = a.to_bytes(8, "little") + (b & ~(0xFF << 56)).to_bytes(8, "little")
+            number = cr_write(code[: b >> 56])
+            self._written = np.append(self._written, np.uint32(_NOBODY if number is None else number))
+        found = self._written[index]
+        found[index < 0] = _NOBODY
+        return found
 
 
 def _rows(rows_64: NDArray[np.uint64], rows_32: NDArray[np.uint32]) -> ExitRows:

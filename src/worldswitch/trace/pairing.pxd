@@ -94,3 +94,6 @@ cdef int _emit(uint64_t[:, ::1] state, int64_t slot, uint64_t now, uint64_t why,
 @cython.locals(rows=int64_t, slot=int64_t)
 cpdef unfinished(uint64_t[:, ::1] state, int64_t used, uint64_t end, uint64_t[:, ::1] rows_64,
                  uint32_t[:, ::1] rows_32)
+
+@cython.locals(n=Py_ssize_t, i=Py_ssize_t, j=Py_ssize_t, size=Py_ssize_t, first=uint64_t, last=uint64_t, byte=uint64_t)
+cpdef pack_instructions(const uint8_t[:, ::1] insn, const uint32_t[::1] length, uint64_t[::1] low, uint64_t[::1] high)
