@@ -18,7 +18,7 @@ STEPS = (
     ),
     ("What would those exits have been under 6.12?", ["whatif", INTEL, "--to", "6.12"]),
     (
-        "The same guest on AMD with the TDP MMU of 5.10, recorded with perf. The file does not even hold the values written:",
+        "The same on AMD with the TDP MMU of 5.10, recorded with perf; the values written are not even in the file:",
         ["whatif", AMD, "--to", "6.12"],
     ),
     ("By which rule of KVM, and where is that written?", ["rules", "cr0-guest-owned"]),

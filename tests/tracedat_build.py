@@ -72,9 +72,7 @@ def discarded(data_bytes: int, delta: int = 1) -> bytes:
 NULL = struct.pack("<I", 29)
 
 
-def page(
-    time: int, *records: bytes, lost: int | str = 0, size: int = 4096, long: int = 8, commit: int = -1
-) -> bytes:
+def page(time: int, *records: bytes, lost: int | str = 0, size: int = 4096, long: int = 8, commit: int = -1) -> bytes:
     data = b"".join(records)
     claimed = len(data) if commit < 0 else commit
     if lost:
@@ -108,13 +106,7 @@ class Spec:
 
 
 def start(spec: Spec, version: bytes) -> bytes:
-    return (
-        b"\x17\x08\x44tracing"
-        + version
-        + b"\0"
-        + bytes([spec.big_endian, 8])
-        + struct.pack("<I", spec.page_size)
-    )
+    return b"\x17\x08\x44tracing" + version + b"\0" + bytes([spec.big_endian, 8]) + struct.pack("<I", spec.page_size)
 
 
 def header_info(spec: Spec) -> bytes:

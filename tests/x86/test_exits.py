@@ -62,9 +62,7 @@ def test_every_reason_printed_in_a_recording_is_in_the_tables() -> None:
     printed = set()
     for text in DATA.glob("*/*.txt"):
         printed |= set(
-            re.findall(
-                r"kvm_exit:.*?reason ([A-Za-z][A-Za-z0-9_-]*(?: excp)?) rip", text.read_text(errors="replace")
-            )
+            re.findall(r"kvm_exit:.*?reason ([A-Za-z][A-Za-z0-9_-]*(?: excp)?) rip", text.read_text(errors="replace"))
         )
     assert printed >= {"CR_ACCESS", "PF excp", "npf", "cr0_sel_write"}
     assert [name for name in printed if reason_number(name) is None] == []

@@ -25,9 +25,7 @@ PREFIXES = st.lists(
     st.sampled_from([0x26, 0x2E, 0x36, 0x3E, 0x64, 0x65, 0x66, 0x67, 0xF0, 0xF2, 0xF3, *range(0x40, 0x50)]),
     max_size=7,
 ).map(bytes)
-OPCODES = st.sampled_from(
-    [b"\x0f\x22", b"\x0f\x06", b"\x0f\x01", b"\x0f\x20", b"\x0f\x23", b"\x0f\x00", b"\x8b"]
-)
+OPCODES = st.sampled_from([b"\x0f\x22", b"\x0f\x06", b"\x0f\x01", b"\x0f\x20", b"\x0f\x23", b"\x0f\x00", b"\x8b"])
 
 
 @given(PREFIXES, OPCODES, st.binary(min_size=6, max_size=6), st.sampled_from([16, 32, 64]))
@@ -35,9 +33,7 @@ OPCODES = st.sampled_from(
 @example(b"\x44", b"\x0f\x22", b"\xc0" + bytes(5), 64)
 @example(b"\x44", b"\x0f\x22", b"\xc0" + bytes(5), 32)
 @example(b"\xf0", b"\x0f\x22", b"\xc0" + bytes(5), 64)
-def test_agrees_with_iced_on_what_looks_like_one(
-    prefixes: bytes, opcode: bytes, rest: bytes, bits: int
-) -> None:
+def test_agrees_with_iced_on_what_looks_like_one(prefixes: bytes, opcode: bytes, rest: bytes, bits: int) -> None:
     insn = prefixes + opcode + rest
     assert cr_write(insn, bits) == by_iced(insn[:15], bits)
 

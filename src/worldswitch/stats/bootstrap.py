@@ -31,7 +31,7 @@ def block_length(n: int) -> int:
     It grows as n^(1/3), the rate Künsch derives, but leaves at least 50 blocks to draw from, as few would make the
     interval too narrow, and at most 500, which bounds the work.
     """
-    return max(1, -(-n // _MOST_BLOCKS), min(round(n ** (1 / 3)), n // _FEWEST_BLOCKS))
+    return max(1, -(-n // _MOST_BLOCKS), min(round(float(n) ** (1 / 3)), n // _FEWEST_BLOCKS))
 
 
 def total(values: ArrayLike, confidence: float = 0.95, resamples: int = _RESAMPLES, seed: int = 1) -> Interval:

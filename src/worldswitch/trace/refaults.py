@@ -126,7 +126,7 @@ def note_writes(thread, marks, writes):  # type: ignore[no-untyped-def]
     with cython.nogil:
         for i in range(n):
             cr = marks[i] >> 32
-            if (cr == 1 or cr == 5) and not marks[i] & 256:
+            if (cr == 1 or cr == 5) and not marks[i] & 256:  # noqa: PLR1714 - in C, two comparisons
                 who = thread[i]
                 writes[who, 0 if cr == 1 else 1] += 1
                 writes[who, 2] = cr - 1

@@ -104,9 +104,7 @@ def reason_name(isa: int, reason: int, tables: ExitTables | None = None) -> str:
     return " ".join(words)
 
 
-def reason_number(
-    name: str, isa: int | None = None, tables: ExitTables | None = None
-) -> tuple[int, int] | None:
+def reason_number(name: str, isa: int | None = None, tables: ExitTables | None = None) -> tuple[int, int] | None:
     """``(isa, reason)`` of a printed name, flags included, or None if no table has it.
 
     A number (``0x23``), which the kernel prints for a reason it has no name for, needs *isa*.
@@ -177,9 +175,7 @@ def _parse(text: str, where: str, base: ExitTables) -> ExitTables:
         isas[int(key)] = _isa(int(key), entry, isas.get(int(key)), read)
     spoken = read.table(document, "userspace")
     read.only(spoken, ("source", "reasons"), "[userspace]")
-    userspace = dict(base.userspace) | {
-        n: name for name, n in read.numbers(spoken, "reasons", "userspace").items()
-    }
+    userspace = dict(base.userspace) | {n: name for name, n in read.numbers(spoken, "reasons", "userspace").items()}
     return ExitTables(MappingProxyType(isas), MappingProxyType(userspace))
 
 

@@ -95,9 +95,7 @@ def parse_bit(text: str) -> RegisterBit:
     """
     register_text, point, name = text.strip().partition(".")
     if not point:
-        raise UsageError(
-            f"{printable(text)!r} is not a register bit; write register.bit, such as CR0.WP or CR4.CET"
-        )
+        raise UsageError(f"{printable(text)!r} is not a register bit; write register.bit, such as CR0.WP or CR4.CET")
     numbers = {register_name(number): number for number in REGISTERS}
     register = numbers.get(register_text.upper())
     if register is None:
@@ -115,6 +113,4 @@ def _position(register: int, name: str) -> int:
     number = word.removeprefix("BIT").strip()
     if number.isascii() and number.isdecimal() and len(number) <= 2 and int(number) < 64:
         return int(number)
-    raise UnknownNameError(
-        f"bit of {register_name(register)}", name, bits, "A number (bit 0 to 63) is understood too"
-    )
+    raise UnknownNameError(f"bit of {register_name(register)}", name, bits, "A number (bit 0 to 63) is understood too")

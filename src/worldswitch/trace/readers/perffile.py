@@ -205,7 +205,8 @@ def _strings(data: bytes) -> list[str]:
     if len(data) < 4:
         return []
     (count,) = struct.unpack_from("<I", data)
-    at, texts = 4, []
+    texts: list[str] = []
+    at = 4
     while len(texts) < min(count, _MOST_TEXTS) and at + 4 <= len(data):
         (length,) = struct.unpack_from("<I", data, at)
         texts.append(_text(data[at + 4 : at + 4 + min(length, _LONGEST_TEXT)]))
