@@ -57,6 +57,11 @@ def text_lines(source: Source) -> Iterator[str]:
         yield line.decode("utf-8", "backslashreplace")
 
 
+def nanoseconds(seconds: str, decimals: str | None) -> int:
+    """Of a number of seconds in two parts; of the decimals nine at most."""
+    return int(seconds) * 10**9 + int((decimals or "0").ljust(9, "0"))
+
+
 def table_batch(
     event: str,
     columns: Mapping[str, str],

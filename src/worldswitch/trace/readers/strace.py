@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from worldswitch.record.formats import EventFormat
 from worldswitch.record.order import TimeOrder
 from worldswitch.record.trace import Batch, Meta, Selection
-from worldswitch.trace.readers.lines import Source, table_batch, text_lines
+from worldswitch.trace.readers.lines import Source, nanoseconds, table_batch, text_lines
 
 _PREFIX = (
     r"(?:\[pid\s+(?P<pid>\d{1,9})\]\s+|(?P<tid>\d{1,9})\s+(?=\D|\d+[:.]\d))?"
@@ -141,8 +141,8 @@ class Strace:
     def _clock(self, found: re.Match[str]) -> bool:
         """Take the line's time, if it has one."""
         if found["h"]:
-            of_day = (int(found["h"]) * 60 + int(found["m"])) * 60 + int(found["s"])
-            now = of_day * 10**9 + int((found["us"] or "0").ljust(9, "0"))
+            minutes = int(found["h"]) * 60 + int(found["m"])
+            now = minutes * 60 * 10**9 + nanoseconds(found["s"], found["us"])
             if now < self._of_day - _DAY // 2:
                 self._midnights += 1
             self._of_day = now
@@ -150,7 +150,7 @@ class Strace:
             self.meta.clock = "time of day"
             return True
         if found["sec"]:
-            value = int(found["sec"]) * 10**9 + int(found["frac"].ljust(9, "0"))
+            value = nanoseconds(found["sec"], found["frac"])
             if int(found["sec"]) >= _EPOCH:
                 self._time, self.meta.clock = min(value, 9 * 10**18), "realtime"
             else:
@@ -163,7 +163,7 @@ class Strace:
         result = _RESULT.search(args)
         duration = -1
         if result and result["seconds"]:
-            duration = int(result["seconds"]) * 10**9 + int(result["fraction"].ljust(9, "0"))
+            duration = nanoseconds(result["seconds"], result["fraction"])
         request = _kvm_request(args) if name == "ioctl" else None
         if request is None:
             self._syscalls += 1

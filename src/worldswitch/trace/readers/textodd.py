@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from worldswitch.record.trace import Meta
 from worldswitch.trace.readers import textcodes as codes
+from worldswitch.trace.readers.lines import nanoseconds
 from worldswitch.trace.readers.textforms import FORMS
 from worldswitch.trace.readers.texttemplates import Template
 
@@ -107,7 +108,7 @@ def odd_event(line: str) -> OddEvent | None:
     if not found or not head or (head["name"] and not head["seconds"]):
         return None
     if head["seconds"]:
-        time = int(head["seconds"]) * 10**9 + int(head["fraction"].ljust(9, "0"))
+        time = nanoseconds(head["seconds"], head["fraction"])
     cpu = head["cpu"] or head["only"]
     return OddEvent(
         found["event"],

@@ -10,9 +10,9 @@ import struct
 from collections.abc import Iterable, Mapping
 
 from worldswitch.record.formats import EventFormat
+from worldswitch.trace.readers.tracingdata import MAGIC
 from worldswitch.trace.writers.encode import encoded
 
-MAGIC = b"\x17\x08\x44tracing"
 PAGE_BYTES = 4096
 
 HEADER_PAGE = (

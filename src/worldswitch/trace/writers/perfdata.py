@@ -17,6 +17,7 @@ import numpy as np
 from worldswitch.errors import UsageError
 from worldswitch.record.formats import EventFormat
 from worldswitch.record.trace import UNKNOWN_PID, Batch, EventSource
+from worldswitch.trace.readers import perffile
 from worldswitch.trace.writers import perfheader
 from worldswitch.trace.writers.catalog import Catalog, Written
 from worldswitch.trace.writers.description import tracing_data
@@ -92,7 +93,7 @@ class _Writer:
 
             self.compressor = zstandard.ZstdCompressor(level=self.options.level).compressobj()
         if self.options.pipe:
-            self.stream.write(struct.pack("<8sQ", perfheader.MAGIC, 16))
+            self.stream.write(struct.pack("<8sQ", perffile.MAGIC, 16))
             self._stream_features()
         else:
             if not self.stream.seekable():
@@ -269,9 +270,9 @@ class _Writer:
         used = self._used()
         meta = self.source.meta
         features = dict(self._features())
-        features[perfheader.TRACING_DATA] = tracing_data((e.format for e in used), meta.comms)
+        features[perffile.TRACING_DATA] = tracing_data((e.format for e in used), meta.comms)
         described = [(f"{e.format.system}:{e.format.name}", self.sample.attribute(e.format.id), e.id) for e in used]
-        features[perfheader.EVENT_DESC] = perfheader.event_descriptions(described)
+        features[perffile.EVENT_DESC] = perfheader.event_descriptions(described)
         if self.first is not None:
             features[perfheader.SAMPLE_TIME] = struct.pack("<qq", self.first, self.last)
         self.stream.write(perfheader.feature_section(features, start + size))

@@ -11,17 +11,34 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from worldswitch.record.trace import Meta
+from worldswitch.trace.readers.perffile import (
+    ARCH,
+    CMDLINE,
+    CPU,
+    CPUDESC,
+    CPUID,
+    HOSTNAME,
+    ID,
+    IDENTIFIER,
+    IP,
+    MAGIC,
+    NRCPUS,
+    OSRELEASE,
+    PERIOD,
+    RAW,
+    TID,
+    TIME,
+    TRACEPOINT,
+    VERSION,
+)
 from worldswitch.trace.writers.encode import encoded
 
-MAGIC = b"PERFILE2"
 HEADER_BYTES = 104
 ATTRIBUTE_BYTES = 128
 
-TRACING_DATA, HOSTNAME, OSRELEASE, VERSION, ARCH, NRCPUS, CPUDESC, CPUID = 1, 3, 4, 5, 6, 7, 8, 9
-CMDLINE, EVENT_DESC, SAMPLE_TIME, COMPRESSED = 11, 12, 21, 27
+SAMPLE_TIME, COMPRESSED = 21, 27
+"""Feature sections that only a writer needs; the others are the reader's."""
 
-_IP, _TID, _TIME, _ID, _CPU, _PERIOD, _RAW, _IDENTIFIER = (1 << bit for bit in (0, 1, 2, 6, 7, 8, 10, 16))
-_TRACEPOINT = 2
 _READ_ID = 1 << 2
 _SAMPLE_ID_ALL = 1 << 18
 _VENDOR_OF_ISA = {1: "intel", 2: "amd"}
@@ -41,7 +58,7 @@ class SampleLayout:
     @property
     def sample_type(self) -> int:
         """``perf_event_attr.sample_type``."""
-        return _IP | _TID | _TIME | _CPU | _PERIOD | _RAW | (_IDENTIFIER if self.identifier else _ID)
+        return IP | TID | TIME | CPU | PERIOD | RAW | (IDENTIFIER if self.identifier else ID)
 
     @property
     def head(self) -> list[tuple[str, str, int]]:
@@ -73,7 +90,7 @@ class SampleLayout:
     def attribute(self, event: int) -> bytes:
         """``struct perf_event_attr`` of the tracepoint with id *event*."""
         start = struct.pack(
-            "<IIQQQQQI", _TRACEPOINT, ATTRIBUTE_BYTES, event, 1, self.sample_type, _READ_ID, _SAMPLE_ID_ALL, 1
+            "<IIQQQQQI", TRACEPOINT, ATTRIBUTE_BYTES, event, 1, self.sample_type, _READ_ID, _SAMPLE_ID_ALL, 1
         )
         return start + bytes(ATTRIBUTE_BYTES - len(start))
 
