@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
-from pathlib import Path
 from types import ModuleType
-from unittest import mock
 
 import numpy as np
 import pytest
@@ -14,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
+import uncompiled
 from worldswitch.trace import pairing, refaults, tally
 from worldswitch.trace.readers import gather, perfwalk
 
@@ -21,17 +18,7 @@ HOT = (pairing, tally, refaults, gather, perfwalk)
 many = settings(max_examples=40, deadline=None)
 
 
-def uncompiled(module: ModuleType) -> ModuleType:
-    """*module* from its source, whatever is installed."""
-    source = Path(module.__file__).with_name(module.__name__.rsplit(".", 1)[1] + ".py")
-    spec = importlib.util.spec_from_file_location(module.__name__, source)
-    made = importlib.util.module_from_spec(spec)
-    with mock.patch.dict(sys.modules, {module.__name__: made}):
-        spec.loader.exec_module(made)
-    return made
-
-
-PURE = {module.__name__: uncompiled(module) for module in HOT}
+PURE = {module.__name__: uncompiled.load(module) for module in HOT}
 
 
 def both(module: ModuleType, name: str, arrays: list, *rest) -> None:

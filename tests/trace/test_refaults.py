@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
-from types import ModuleType
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import uncompiled
 from guest_build import CD, EPT_VIOLATION, EXCEPTION_NMI, PE_PG, SMEP, SVM, VMX, WP, Guest
 from worldswitch.trace import refaults
 from worldswitch.trace.exits import ExitPairing, pair_exits
@@ -28,19 +27,7 @@ from worldswitch.trace.refaults import (
 
 DATA = Path(__file__).parents[1] / "data"
 
-
-def uncompiled() -> ModuleType:
-    """The module from its source, whatever is compiled beside it."""
-    source = Path(refaults.__file__).with_name("refaults.py")
-    spec = importlib.util.spec_from_file_location("refaults_uncompiled", source)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-FINDERS = {"as installed": RefaultFinder, "uncompiled": uncompiled().RefaultFinder}
+FINDERS = {"as installed": RefaultFinder, "uncompiled": uncompiled.load(refaults).RefaultFinder}
 
 
 def codes(guest: Guest, finder: str = "as installed") -> list[int]:
