@@ -6,6 +6,7 @@ consecutive values: Künsch, "The Jackknife and the Bootstrap for General Statio
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -31,7 +32,7 @@ def block_length(n: int) -> int:
     It grows as n^(1/3), the rate Künsch derives, but leaves at least 50 blocks to draw from, as few would make the
     interval too narrow, and at most 500, which bounds the work.
     """
-    return max(1, -(-n // _MOST_BLOCKS), min(round(float(n) ** (1 / 3)), n // _FEWEST_BLOCKS))
+    return max(1, -(-n // _MOST_BLOCKS), min(round(math.cbrt(n)), n // _FEWEST_BLOCKS))
 
 
 def total(values: ArrayLike, confidence: float = 0.95, resamples: int = _RESAMPLES, seed: int = 1) -> Interval:

@@ -123,6 +123,34 @@ def test_perf_data_as_perf_writes_it_here(case: str, mode: str, tmp_path: Path) 
     assert trace.meta.clock == ("mono" if case == "another clock" else "local")
 
 
+SCRIPT = {
+    "as it is": ([], False),
+    "nanoseconds": (["--ns"], True),
+    "processes": (["-F", "comm,pid,tid,cpu,time,event,trace", "--ns"], True),
+    "periods": (["-F", "comm,tid,cpu,time,period,event,trace", "--ns"], True),
+    "call chains": (["-F", "comm,tid,cpu,time,event,trace,ip,sym", "--ns"], True),
+}
+
+
+@pytest.mark.needs("perf")
+@pytest.mark.usefixtures("sched_events")
+@pytest.mark.parametrize("how", SCRIPT)
+def test_text_of_perf_script_says_what_its_file_says(how: str, tmp_path: Path) -> None:
+    path = tmp_path / "perf.data"
+    options, is_exact = SCRIPT[how]
+    chains = ["-g"] if how == "call chains" else []
+    command = ["perf", "record", "-q", "-a", *chains, "-e", SCHED, "-o", str(path), "--", *SWITCHES]
+    subprocess.run(command, capture_output=True, check=True)
+    (tmp_path / "script.txt").write_text(perf("script", "-i", path, *options))
+    printed, recorded = open_trace(tmp_path / "script.txt"), open_trace(path)
+    assert len(printed) > 8
+    assert printed.meta.skipped_lines == 0
+    assert printed.meta.vm_identity == ("tgid" if how == "processes" else "thread")
+    for (event, time, *where), (its_event, its_time, *its_where) in zip(rows(printed), rows(recorded), strict=True):
+        assert (event, where) == (its_event, its_where)
+        assert time == (its_time if is_exact else its_time // 1000 * 1000)
+
+
 # perf.data of other perfs
 
 
