@@ -59,6 +59,12 @@ HEADS = {
         f"    kt   101/103   [000]    47.186557:   kvm:{BODY}",
         ("kt", 103, 101, 0, 47186557000),
     ),
+    "perf of an ended thread": (f"     :-1    -1/-1    [001]    47.186557: kvm:{BODY}", (None, -1, -1, 1, 47186557000)),
+    "perf of an ended thread, no process": (f"  :-1    -1 [001] 47.186557: kvm:{BODY}", (None, -1, -1, 1, 47186557000)),
+    "comm that ends in a slash": (
+        f" kworker/-1     [000] d..1. 36.237888: {BODY}",
+        ("kworker/", 1, -1, 0, 36237888000),
+    ),
     "perf without comm": (f"  101/103   [000]    47.186557:   kvm:{BODY}", (None, 103, 101, 0, 47186557000)),
     "perf without cpu": (f"    kt   103    47.186557:   kvm:{BODY}", ("kt", 103, -1, -1, 47186557000)),
     "perf period": (f" kt  103 [000]  47.186557:     1    kvm:{BODY}", ("kt", 103, -1, 0, 47186557000)),
@@ -156,7 +162,7 @@ def test_lines_that_are_no_events_are_counted():
 
 def test_stacks_below_events_are_not_skipped_lines():
     data = (
-        "qemu 9 [000] 1.5: kvm:kvm_fpu: load\n\tffffffff81234567 kvm_vcpu_ioctl+0x1 ([kvm])\n\t    7f0012345678 ioctl (libc.so.6)\n\n"
+        "qemu 9 [000] 1.5: kvm:kvm_fpu: load\n\tffffffff81234567 kvm_vcpu_ioctl+0x1 ([kvm])\n\t    7f0012345678 ioctl (libc.so.6)\n\t           ee137 main (qemu)\n\n"
         "qemu-9 [000] .... 1.6: <stack trace>\n => kvm_vcpu_ioctl\n"
     )
     _, source = read(data)

@@ -22,7 +22,7 @@ _PERF_HEADER = re.compile(r"# (hostname|os release|cpudesc|nrcpus online|cmdline
 _CPUS = re.compile(r"(?:version = \d+\s*)?cpus=(\d{1,6})\s*\Z")
 _EMPTY = re.compile(r"CPU \d+ is empty\s*\Z")
 
-_STACK = re.compile(r"\s+[0-9a-f]{6,16} \S| => \S|\s*<(?:user )?stack trace>")
+_STACK = re.compile(r"\s+[0-9a-f]{6,16} \S|\t {4,15}[0-9a-f]{1,12} \S| => \S|\s*<(?:user )?stack trace>")
 """A caller, as perf script and tracefs print them below an event."""
 
 _BARE = re.compile(r"(?P<head>.*?)(?<![\w.-])(?:(?:kvm|kvmmmu):)?(?P<event>\w+):(?:\s+(?P<body>.*))?\Z")

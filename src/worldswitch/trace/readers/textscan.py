@@ -158,7 +158,7 @@ class Scanner(Matcher):
         if self.line_pid >= 0:
             self.processes += 1
         slot = self.line_tid & (TID_SLOTS - 1)
-        if self.tid_seen[slot] != self.line_tid and self.comm_end > self.comm_begin:
+        if self.line_tid >= 0 and self.tid_seen[slot] != self.line_tid and self.comm_end > self.comm_begin:
             if self.text[self.comm_begin] == 60 and self.comm_end - self.comm_begin == 5:
                 return 0  # <...>: the kernel did not know either
             self.tid_seen[slot] = self.line_tid
@@ -317,6 +317,8 @@ class Scanner(Matcher):
         if left < 0:
             return ODD
         self.line_tid = self.digits_value
+        if self.line_tid == 1:
+            left = self._nobody(left, begin)
         if left > begin and self.text[left - 1] == 47:
             left = self._digits(left - 1, begin)
             if left < 0:
@@ -337,6 +339,18 @@ class Scanner(Matcher):
         self.comm_begin = begin
         self.comm_end = left
         return TAKEN
+
+    def _nobody(self, left, begin):
+        """perf's ``-1`` or ``-1/-1``, a thread that has ended: where that begins; *left* if it is thread 1."""
+        i = left - 1
+        if i < begin or self.text[i] != 45:
+            return left
+        if i >= begin + 3 and self.text[i - 1] == 47 and self.text[i - 2] == 49 and self.text[i - 3] == 45:
+            i -= 3
+        if i > begin and self.text[i - 1] != 32 and self.text[i - 1] != 9:
+            return left
+        self.line_tid = -1
+        return i
 
     def _before_flags(self, k, begin):
         """Where the flags that end at *k* begin, blanks before them left out; ``0d..2`` also says the CPU."""
