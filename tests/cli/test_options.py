@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+import json
+
+import click
 import pytest
 from click.testing import CliRunner
 
 from worldswitch.cli import COMMANDS, wsw
-from worldswitch.cli.options import make_filter, parse_time
+from worldswitch.cli.options import make_filter, parse_time, print_json
 from worldswitch.errors import UnknownNameError, UsageError
 from worldswitch.trace.account import Filter
 
@@ -59,3 +62,23 @@ def test_the_version_says_whether_the_loops_are_compiled() -> None:
     done = CliRunner().invoke(wsw, ["--version"])
     assert done.exit_code == 0
     assert "compiled" in done.output
+
+
+def test_json_is_printed_row_by_row() -> None:
+    document = {"meta": {"a": [1, "\x1b"]}, "rows": [{"n": n} for n in range(2500)], "none": [], "one": 1.5}
+    printed = CliRunner().invoke(click.command()(lambda: print_json(document))).output
+    assert json.loads(printed) == document
+    assert len(printed.splitlines()) == 2500 + 7
+    assert printed.replace("\n", "").isprintable()
+
+
+def test_dataclasses_are_rows() -> None:
+    rows = [Filter(vm=n, time=(n, None)) for n in range(3)]
+    printed = CliRunner().invoke(click.command()(lambda: print_json({"rows": rows}))).output
+    assert json.loads(printed)["rows"][2] == {
+        "time": [2, None], "vcpu": None, "vm": 2, "tid": None, "reasons": None, "longer_than": None,
+    }  # fmt: skip
+
+
+def test_an_empty_document_is_one() -> None:
+    assert json.loads(CliRunner().invoke(click.command()(lambda: print_json({}))).output) == {}

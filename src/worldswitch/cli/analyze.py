@@ -75,7 +75,7 @@ def analyze(
                 click.echo(f"{'' if len(results) == 1 else chr(10)}== {result.meta.source}")
             click.echo(describe(result), nl=False)
     if as_json:
-        documents = [to_json(result) for result in results]
+        documents = [_document(result) for result in results]
         options.print_json(documents[0] if len(documents) == 1 else {"traces": documents})
     sys.stdout.flush()
     seen = {detection.id for result in results for detection in result.detections}
@@ -94,15 +94,22 @@ def _keys(by: str | None) -> tuple[str, ...] | None:
 
 def to_json(result: Account) -> dict[str, Any]:
     """The JSON document of one account."""
+    whole = _document(result)
+    rows = ("exits", "cr_writes", "vcpus", "hot", "detectors")
+    return {key: [asdict(row) for row in value] if key in rows else value for key, value in whole.items()}
+
+
+def _document(result: Account) -> dict[str, Any]:
+    """The same with the rows as they are; printing turns them into JSON one by one."""
     meta = result.meta.as_json()
     events = meta.pop("events")
     return {
         "meta": meta,
-        "exits": [asdict(row) for row in result.exits],
-        "cr_writes": [asdict(row) for row in result.cr_writes],
-        "vcpus": [asdict(row) for row in result.vcpus],
-        "hot": [asdict(row) for row in result.hot],
-        "detectors": [asdict(row) for row in result.detections],
+        "exits": result.exits,
+        "cr_writes": result.cr_writes,
+        "vcpus": result.vcpus,
+        "hot": result.hot,
+        "detectors": result.detections,
         "tables": result.tables,
         "events": {name: n for name, n in events.items() if n},
     }
