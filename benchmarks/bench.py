@@ -25,6 +25,8 @@ from worldswitch.units import format_ns, format_size
 ROOT = Path(__file__).resolve().parent.parent
 CACHE = ROOT / "build" / "bench"
 FILES = ("perf.data", "trace.dat")
+HUGE = 64
+"""How many times longer than the recording the file of over 4 GiB is."""
 WSW = str(Path(sys.executable).with_name("wsw"))
 
 
@@ -109,6 +111,9 @@ def comparisons(have: dict[str, bool], quick: bool) -> list[Comparison]:
             )
             rows.append(Comparison(f"text, {size}", [*analyze, str(_text(dat, times))], events=904806 * times))
         rows.append(Comparison(f"what-if, {size}", [WSW, "whatif", str(perf), "--to", "7.2"]))
+    if not quick:
+        huge = make_tenfold.tenfold("perf.data", HUGE)
+        rows.append(Comparison("perf.data, 4 GiB", [WSW, "analyze", "--json", str(huge)], events=606202 * HUGE))
     return rows
 
 
@@ -131,6 +136,9 @@ def main() -> None:
         if not there:
             print(f"skipped: comparisons with {name}, which is not installed")
     CACHE.mkdir(parents=True, exist_ok=True)
+    if not options.quick and shutil.disk_usage(CACHE).free < 6 << 30:
+        print("skipped: the large files, for which less than 6 GiB are free here")
+        options.quick = True
     results = []
     for comparison in comparisons(have, options.quick):
         results.append(measure(comparison, options.rounds))
