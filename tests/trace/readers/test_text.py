@@ -60,6 +60,10 @@ HEADS = {
         ("kt", 103, 101, 0, 47186557000),
     ),
     "perf of an ended thread": (f"     :-1    -1/-1    [001]    47.186557: kvm:{BODY}", (None, -1, -1, 1, 47186557000)),
+    "perf of an ended thread of a process": (
+        f" :-1 20611/-1    [001] 6981.5: kvm:{BODY}",
+        (None, -1, 20611, 1, 6981500000000),
+    ),
     "perf of an ended thread, no process": (f"  :-1    -1 [001] 47.186557: kvm:{BODY}", (None, -1, -1, 1, 47186557000)),
     "comm that ends in a slash": (
         f" kworker/-1     [000] d..1. 36.237888: {BODY}",

@@ -38,7 +38,7 @@ cdef class Scanner(Matcher):
     cdef bint _find_event(self, Py_ssize_t i, Py_ssize_t end) except? -9 nogil
     @cython.locals(k=Py_ssize_t, left=Py_ssize_t, cpu=int32_t)
     cdef int _find_who(self, Py_ssize_t begin, Py_ssize_t end) except -9 nogil
-    @cython.locals(i=Py_ssize_t)
+    @cython.locals(i=Py_ssize_t, pid=int32_t)
     cdef Py_ssize_t _nobody(self, Py_ssize_t left, Py_ssize_t begin) except -9 nogil
     @cython.locals(i=Py_ssize_t, j=Py_ssize_t, cpu=int32_t)
     cdef Py_ssize_t _before_flags(self, Py_ssize_t k, Py_ssize_t begin) except -9 nogil

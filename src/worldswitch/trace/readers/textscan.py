@@ -341,15 +341,23 @@ class Scanner(Matcher):
         return TAKEN
 
     def _nobody(self, left, begin):
-        """perf's ``-1`` or ``-1/-1``, a thread that has ended: where that begins; *left* if it is thread 1."""
+        """perf's ``-1``, ``-1/-1`` or ``12/-1``, an ended thread: where that begins; *left* if it is thread 1."""
         i = left - 1
         if i < begin or self.text[i] != 45:
             return left
-        if i >= begin + 3 and self.text[i - 1] == 47 and self.text[i - 2] == 49 and self.text[i - 3] == 45:
-            i -= 3
+        pid = self.line_pid
+        if i > begin and self.text[i - 1] == 47:
+            i = self._digits(i - 1, begin)
+            if i < 0:
+                return left
+            pid = self.digits_value
+            if i > begin and self.text[i - 1] == 45:
+                i -= 1
+                pid = -1
         if i > begin and self.text[i - 1] != 32 and self.text[i - 1] != 9:
             return left
         self.line_tid = -1
+        self.line_pid = pid
         return i
 
     def _before_flags(self, k, begin):
