@@ -174,6 +174,7 @@ class _Walker:
         self.selection = selection
         self._inflate: Any = None
         self._inflated = _Records(0)
+        self._lost = {_LOST: 0, _LOST_SAMPLES: 0}
         self._state = np.zeros(perfwalk.STATE, np.int64)
         self._state[5:] = -1
         self._others = np.empty(4096, np.int64)
@@ -350,10 +351,11 @@ class _Walker:
 
     def _kernel_record(self, data: bytearray, at: int) -> None:
         kind, _, size = struct.unpack_from("<IHH", data, at)
-        if kind == _LOST and size >= 24:
-            self.meta.lost += struct.unpack_from("<Q", data, at + 16)[0]
-        elif kind == _LOST_SAMPLES and size >= 16:
-            self.meta.lost += struct.unpack_from("<Q", data, at + 8)[0]
+        if kind in (_LOST, _LOST_SAMPLES) and size >= (24 if kind == _LOST else 16):
+            self._lost[kind] += struct.unpack_from("<Q", data, at + (16 if kind == _LOST else 8))[0]
+            # perf from 6.1 on repeats at the end, as LOST_SAMPLES, what the kernel told in LOST records on the way
+            # (tools/perf/builtin-record.c, record__read_lost_samples).
+            self.meta.lost = max(self._lost.values())
         elif kind == _COMM and size > 16:
             tid = struct.unpack_from("<i", data, at + 12)[0]
             comm = bytes(data[at + 16 : at + size]).split(b"\0", 1)[0]
