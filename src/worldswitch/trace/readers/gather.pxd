@@ -9,7 +9,7 @@ cpdef gather_8(const uint32_t[::1] words, const int64_t[::1] starts, Py_ssize_t 
                value=uint64_t, high=uint64_t)
 cpdef gather_4(const uint32_t[::1] words, const int64_t[::1] starts, Py_ssize_t offset, int size, uint32_t[::1] out)
 
-@cython.locals(n=Py_ssize_t, i=Py_ssize_t, j=Py_ssize_t, base=int64_t, at=int64_t)
+@cython.locals(n=Py_ssize_t, i=Py_ssize_t, j=Py_ssize_t, at=int64_t, k=int64_t, word=uint32_t, left=int)
 cpdef gather_bytes(const uint32_t[::1] words, const int64_t[::1] starts, Py_ssize_t offset, Py_ssize_t count,
                    uint8_t[:, ::1] out)
 

@@ -128,13 +128,21 @@ def gather_4(words, starts, offset, size, out):  # type: ignore[no-untyped-def]
 
 def gather_bytes(words, starts, offset, count, out):  # type: ignore[no-untyped-def]
     """out[i, j] = byte *offset* + j of payload i."""
-    n = len(starts)
+    n = len(starts) if count else 0
     with cython.nogil:
         for i in range(n):
-            base = starts[i] * 4 + offset
+            at = starts[i] * 4 + offset
+            k = at >> 2
+            word = words[k] >> ((at & 3) * 8)
+            left = 4 - (at & 3)
             for j in range(count):
-                at = base + j
-                out[i, j] = (words[at >> 2] >> ((at & 3) * 8)) & 0xFF
+                if left == 0:
+                    k += 1
+                    word = words[k]
+                    left = 4
+                out[i, j] = word & 0xFF
+                word = word >> 8
+                left -= 1
 
 
 def split(order, n_events, starts, begins, out):  # type: ignore[no-untyped-def]

@@ -34,8 +34,8 @@ from worldswitch.trace.readers.tracedat_pages import (
 )
 from worldswitch.trace.readers.tracingdata import MAGIC, parse_cmdlines, parse_formats
 
-_REGION = 3 << 19
-"""Bytes of pages indexed at a time where memory allows: some 30 thousand events of the usual 50 bytes."""
+_REGION = 3 << 20
+"""Bytes of pages indexed at a time where memory allows: some 60 thousand events of the usual 50 bytes."""
 _ARENA = 32 << 20
 _BATCH = 1 << 16
 _LARGEST_ARENA = 1 << 30
