@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from worldswitch.record.trace import UNKNOWN_PID, EventSource, Meta
+from worldswitch.stats.percentile import nearest_rank
 from worldswitch.trace import pairing
 from worldswitch.trace.ahead import ahead
 from worldswitch.trace.cr_writes import CrWrites, CrWriteTally
@@ -324,7 +325,7 @@ class Bookkeeper:
                 rows.append(ExitStatistics(*labels, open=group.open))
                 continue
             first = begin_of(group.id)
-            p50, p95, p99 = (duration(first + max(0, -(-n * p // 100) - 1)) for p in (50, 95, 99))
+            p50, p95, p99 = (duration(first + nearest_rank(n, p)) for p in (50, 95, 99))
             rows.append(
                 ExitStatistics(
                     *labels,

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from worldswitch.stats.percentile import nearest_rank
+
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
@@ -83,4 +85,4 @@ _PERCENTS = (("min_ns", 0), ("p50_ns", 50), ("p95_ns", 95), ("p99_ns", 99), ("ma
 def _rank(durations: NDArray[np.int64], percent: int) -> int | None:
     if not len(durations):
         return None
-    return int(durations[max(0, -(-len(durations) * percent // 100) - 1)])
+    return int(durations[nearest_rank(len(durations), percent)])
