@@ -113,7 +113,9 @@ def comparisons(have: dict[str, bool], quick: bool) -> list[Comparison]:
         rows.append(Comparison(f"what-if, {size}", [WSW, "whatif", str(perf), "--to", "7.2"]))
     if not quick:
         huge = make_tenfold.tenfold("perf.data", HUGE)
-        rows.append(Comparison("perf.data, 4 GiB", [WSW, "analyze", "--json", str(huge)], events=606202 * HUGE))
+        stat = ["perf", "kvm", "--host", "-i", str(huge), "stat", "report"] if have["perf"] else None
+        analyze = [WSW, "analyze", "--json", str(huge)]
+        rows.append(Comparison("perf.data, 4 GiB", analyze, stat, "perf kvm stat report", 606202 * HUGE))
     return rows
 
 
