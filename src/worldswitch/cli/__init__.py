@@ -138,8 +138,8 @@ def _start_fast() -> None:
     for library in ("OPENBLAS", "OMP", "MKL"):
         os.environ.setdefault(f"{library}_NUM_THREADS", "1")
     _keep_memory()
-    # The decoding thread should not wait long for the GIL when it comes out of a compiled loop.
-    sys.setswitchinterval(0.0005)
+    # A thread that comes out of a compiled loop should get the GIL at once: its Python part is a few microseconds.
+    sys.setswitchinterval(5e-6)
 
 
 def _keep_memory() -> None:
