@@ -153,7 +153,6 @@ class ExitPairing:
     """Pairs exits with entries, batch by batch."""
 
     def __init__(self) -> None:
-        self._slots = 0
         self._table = np.zeros(1 << 10, np.int64)
         self._state = np.zeros((1 << 8, pairing.STATE), np.uint64)
         self._used = np.zeros(2, np.int64)

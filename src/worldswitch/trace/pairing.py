@@ -24,7 +24,6 @@ FROM_L2, TO_USERSPACE, CR_KNOWN, CR_FIRST, FAULTED, NO_EXIT, CR_SILENT, DETAILED
 known,
 or that is the first one; the instruction faulted, so the write did not happen; a CR write outside an exit; a CR write
 whose value is not in the trace; the row has a detail."""
-CR_WRITE = CR_KNOWN | CR_FIRST | CR_SILENT
 
 STATE = 30
 """Columns of the per-thread state."""

@@ -37,7 +37,6 @@ IP, TID, TIME, ADDR, READ, CALLCHAIN, ID, CPU, PERIOD, STREAM_ID, RAW = (1 << i 
 IDENTIFIER = 1 << 16
 FIXED_PARTS = (IDENTIFIER, IP, TID, TIME, ADDR, ID, STREAM_ID, CPU, PERIOD)
 """The parts of eight bytes each, in the order in which a sample holds them."""
-_SAMPLE_ID_ALL = 1 << 18
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +47,6 @@ class Attr:
     config: int
     sample_type: int
     read_format: int
-    sample_id_all: bool
     ids: tuple[int, ...]
 
     @property
@@ -61,8 +59,8 @@ def parse_attr(data: bytes, ids: tuple[int, ...]) -> Attr:
     """A perf_event_attr of any size from PERF_ATTR_SIZE_VER0 (64 bytes) on."""
     if len(data) < 48:
         raise TraceFormatError("a perf_event_attr is shorter than any perf ever wrote")
-    kind, _size, config, _period, sample_type, read_format, flags = struct.unpack_from("<IIQQQQQ", data)
-    return Attr(kind, config, sample_type, read_format, bool(flags & _SAMPLE_ID_ALL), ids)
+    kind, _size, config, _period, sample_type, read_format = struct.unpack_from("<IIQQQQ", data)
+    return Attr(kind, config, sample_type, read_format, ids)
 
 
 @dataclass(slots=True)
