@@ -5,11 +5,14 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from worldswitch.errors import printable
-from worldswitch.record.trace import Batch, EventSource, Meta, Selection
+
+if TYPE_CHECKING:
+    from worldswitch.record.trace import Batch, EventSource, Meta, Selection
 
 _QUIET = 1.0
 _EVERY = 5.0
@@ -19,6 +22,37 @@ _REDRAW = 0.1
 def watched(source: EventSource, name: str) -> EventSource:
     """*source*, saying on stderr how far its reading has come."""
     return _Watched(source, printable(name))
+
+
+class Line:
+    """One line on stderr that is written anew on a terminal, and from time to time elsewhere; silent at first."""
+
+    def __init__(self) -> None:
+        self._start = self._last = time.monotonic()
+        self.on_terminal = sys.stderr.isatty()
+        self._drawn = False
+
+    @property
+    def seconds(self) -> float:
+        """Since it was made."""
+        return time.monotonic() - self._start
+
+    def say(self, text: Callable[[], str]) -> None:
+        """Show what *text* gives, if it is time to."""
+        now = time.monotonic()
+        if now - self._start <= _QUIET or now - self._last <= (_REDRAW if self.on_terminal else _EVERY):
+            return
+        self._last = now
+        self._drawn = self.on_terminal
+        sys.stderr.write(f"\r\x1b[K{text()}" if self.on_terminal else f"{text()}\n")
+        sys.stderr.flush()
+
+    def clear(self) -> None:
+        """Leave the terminal as it was."""
+        if self._drawn:
+            sys.stderr.write("\r\x1b[K")
+            sys.stderr.flush()
+            self._drawn = False
 
 
 class _Watched:
@@ -41,32 +75,21 @@ class _Watched:
 
     def batches(self, selection: Selection | None = None) -> Iterator[Batch]:
         """The source's batches."""
-        start = last = time.monotonic()
-        on_terminal = sys.stderr.isatty()
-        wait = _REDRAW if on_terminal else _EVERY
-        events, drawn = 0, False
+        line = Line()
+        events = 0
         try:
             for batch in self._source.batches(selection):
                 yield batch
                 events += len(batch)
-                now = time.monotonic()
-                if now - start > _QUIET and now - last > wait:
-                    last = now
-                    self._say(events, now - start, on_terminal)
-                    drawn = on_terminal
+                line.say(partial(self._text, events, line))
         finally:
-            if drawn:
-                sys.stderr.write("\r\x1b[K")
-                sys.stderr.flush()
+            line.clear()
 
-    def _say(self, events: int, seconds: float, on_terminal: bool) -> None:
+    def _text(self, events: int, line: Line) -> str:
         source = getattr(self._source, "_source", None)
         position, size = getattr(source, "position", 0), getattr(source, "size", None)
         share = f"{position / size:4.0%} " if size and position else ""
-        line = f"{self._name}: {share}{events:,} events, {events / seconds / 1e6:.1f} M/s"
-        if on_terminal:
-            bar = "#" * int(30 * position / size) if size and position else ""
-            sys.stderr.write(f"\r\x1b[K[{bar:<30}] {line}" if bar else f"\r\x1b[K{line}")
-        else:
-            sys.stderr.write(f"{line}\n")
-        sys.stderr.flush()
+        text = f"{self._name}: {share}{events:,} events, {events / line.seconds / 1e6:.1f} M/s"
+        if not line.on_terminal or not (size and position):
+            return text
+        return f"[{'#' * int(30 * position / size):<30}] {text}"
