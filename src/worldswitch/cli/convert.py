@@ -30,7 +30,8 @@ _ENDINGS = {
     "": "parquet",
 }
 _COMPRESSIONS = {"trace.dat": ("none", "zlib", "zstd"), "perf.data": ("none", "zstd")}
-_STDOUT = "-"
+STDOUT = "-"
+"""As a name: standard output."""
 _LEVEL = 3
 
 
@@ -46,7 +47,7 @@ class Target:
     @property
     def piped(self) -> bool:
         """Whether the output is standard output or another thing that cannot seek."""
-        if self.output == _STDOUT:
+        if self.output == STDOUT:
             return True
         path = Path(self.output)
         return path.exists() and not path.is_dir() and not stat.S_ISREG(path.stat().st_mode)
@@ -90,35 +91,38 @@ def convert(
 
     OUT appears only when it is whole.
     """
-    target = _target(output, to, file_version, compression)
+    target = chosen(output, to, file_version, compression)
     limits = (options.parse_time(time), vcpu, vm, tid)
     if as_python:
         click.echo(_python(trace, target, limits))
         return 0
-    if as_json and target.output == _STDOUT:
+    if as_json and target.output == STDOUT:
         raise UsageError("--json and -o - both want standard output; write OUT to a file")
     _refuse_same(trace, target)
     source = _opened(trace, limits)
-    written = _write(source, target)
+    written = write(source, target)
     _report(source, target, written, as_json)
     return 0
 
 
-def _target(output: str, to: str | None, file_version: str | None, compression: str | None) -> Target:
-    chosen = to or _told_by_name(output)
-    if file_version and chosen != "trace.dat":
-        raise UsageError(f"--file-version is for trace.dat, not for {chosen}")
-    known = _COMPRESSIONS.get(chosen, ())
+def chosen(
+    output: str, to: str | None = None, file_version: str | None = None, compression: str | None = None
+) -> Target:
+    """What the options, or the ending of *output*, ask for."""
+    form = to or _told_by_name(output)
+    if file_version and form != "trace.dat":
+        raise UsageError(f"--file-version is for trace.dat, not for {form}")
+    known = _COMPRESSIONS.get(form, ())
     if compression and compression not in known:
         choice = f"has {', '.join(known)}" if known else "has its own or none"
-        raise UsageError(f"{chosen} has no compression {compression}; it {choice}")
+        raise UsageError(f"{form} has no compression {compression}; it {choice}")
     if file_version == "6" and compression not in (None, "none"):
         raise UsageError("trace.dat version 6 has no compression; leave out --file-version 6 or --compression")
-    return Target(output, chosen, int(file_version or 7), compression or "none")
+    return Target(output, form, int(file_version or 7), compression or "none")
 
 
 def _told_by_name(output: str) -> str:
-    if output == _STDOUT:
+    if output == STDOUT:
         raise UsageError(f"-o - needs --to: one of {', '.join(FORMATS[1:])}")
     ending = "" if Path(output).is_dir() else Path(output).suffix.lower()
     if ending not in _ENDINGS:
@@ -127,7 +131,7 @@ def _told_by_name(output: str) -> str:
 
 
 def _refuse_same(trace: str, target: Target) -> None:
-    if target.output == _STDOUT:
+    if target.output == STDOUT:
         if target.format == "parquet":
             raise UsageError("a folder of Parquet files cannot go to standard output; give -o a name")
         return
@@ -162,7 +166,8 @@ def _opened(trace: str, limits: tuple[Any, ...]) -> EventSource:
     return Sliced(source, Limits(first, last, threads, vm, tid))
 
 
-def _write(source: EventSource, target: Target) -> Written:
+def write(source: EventSource, target: Target) -> Written:
+    """Write all of *source*; a file appears only when it is whole."""
     if target.format == "parquet":
         from worldswitch.record.parquet import save
         from worldswitch.trace.writers.catalog import Written
@@ -196,7 +201,7 @@ def _writer(target: Target) -> Callable[[EventSource, IO[Any]], Written]:
 @contextlib.contextmanager
 def _output(target: Target, binary: bool) -> Iterator[IO[Any]]:
     """A stream whose file gets its name only if all went well."""
-    if target.output == _STDOUT:
+    if target.output == STDOUT:
         yield sys.stdout.buffer if binary else sys.stdout
         (sys.stdout.buffer if binary else sys.stdout).flush()
         return
@@ -240,7 +245,7 @@ def _report(source: EventSource, target: Target, written: Written, as_json: bool
                 "notes": notes,
             }
         )
-    elif target.output != _STDOUT:
+    elif target.output != STDOUT:
         click.echo(f"{written.events} events written to {printable(target.output)} ({target.format})", err=True)
 
 
@@ -272,6 +277,6 @@ def _python(trace: str, target: Target, limits: tuple[Any, ...]) -> str:
     lines += [f"from worldswitch.{module} import {names}", "", opened]
     stream = "sys.stdout.buffer" if mode == "wb" else "sys.stdout"
     call = f"{function}(trace, {{}}{', ' + how if how else ''})"
-    if target.output == _STDOUT:
+    if target.output == STDOUT:
         return "\n".join(["import sys", "", *lines, call.format(stream)])
     return "\n".join([*lines, f"with open({target.output!r}, {mode!r}) as stream:", "    " + call.format("stream")])

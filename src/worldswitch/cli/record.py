@@ -84,10 +84,10 @@ def _announce(how: Plan, request: Request, as_json: bool) -> None:
 
 def _report(how: Plan, done: Recording, as_json: bool) -> None:
     """One line (or document) about the recording, from the recording itself."""
-    meta = _read_back(done.path)
+    meta = read_back(done.path)
     counts = {name: n for name, n in meta.events.items() if n}
     following = shlex.join(["wsw", "analyze", str(done.path)]) if counts else None
-    notes = _notes(how, done, counts, meta)
+    notes = notes_on(how, done, counts, meta)
     if as_json:
         options.print_json(
             {
@@ -115,7 +115,8 @@ def _report(how: Plan, done: Recording, as_json: bool) -> None:
     )
 
 
-def _read_back(path: Path) -> Meta:
+def read_back(path: Path) -> Meta:
+    """What the recording itself says of what is in it."""
     from worldswitch.record.trace import Meta
     from worldswitch.trace import open_source
 
@@ -129,7 +130,8 @@ def _read_back(path: Path) -> Meta:
     return source.meta
 
 
-def _notes(how: Plan, done: Recording, counts: dict[str, int], meta: Meta) -> list[str]:
+def notes_on(how: Plan, done: Recording, counts: dict[str, int], meta: Meta) -> list[str]:
+    """Sentences on what is wrong with a recording, or missing in it."""
     notes = list(meta.damage)
     if done.status:
         ended = f"with status {done.status}" if done.status > 0 else f"by signal {-done.status}"
