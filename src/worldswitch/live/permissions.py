@@ -86,14 +86,19 @@ def no_tracefs(found: Path | None, root: Path = ROOT) -> str:
 
 def no_kvm_events(root: Path = ROOT) -> str:
     """Why tracefs has no KVM events, and the remedy."""
+    if (root / "sys/module/kvm").exists():
+        return "KVM is loaded but this kernel has no kvm trace events; it was built without CONFIG_TRACING"
+    return f"there are no kvm events: {no_kvm_module(root)}"
+
+
+def no_kvm_module(root: Path = ROOT) -> str:
+    """Why the kvm module is not loaded, and the remedy."""
     cpuinfo = read(root / "proc/cpuinfo") or ""
     flags = re.search(r"^flags\s*:(.*)$", cpuinfo, re.MULTILINE)
     words = set(flags[1].split()) if flags else set()
-    if (root / "sys/module/kvm").exists():
-        return "KVM is loaded but this kernel has no kvm trace events; it was built without CONFIG_TRACING"
     module = "kvm_intel" if "vmx" in words else "kvm_amd" if "svm" in words else None
     if module:
-        return f"the kvm module is not loaded, so there are no kvm events; as root: modprobe {module}"
+        return f"the kvm module is not loaded; as root: modprobe {module}"
     return (
         "the kvm module is not loaded and this processor shows neither vmx nor svm, so no VM can run here; switch on "
         "virtualization in the firmware, or nested virtualization if this is a VM itself"
