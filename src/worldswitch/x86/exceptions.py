@@ -1,7 +1,7 @@
 """Exceptions by vector, and what the error code of a page fault says.
 
-Sources: Intel SDM volume 3, "Protected-Mode Exceptions and Interrupts" (table) and section 4.7 ("Page-Fault Exceptions");
-AMD APM volume 2, sections 8.2 and 8.4.2. Standard library only, Python 3.9: the field kit prints them too.
+Sources: Intel SDM volume 3, "Protected-Mode Exceptions and Interrupts" (a table) and section 4.7 ("Page-Fault
+Exceptions"); AMD APM volume 2, sections 8.2 and 8.4.2. Standard library only, Python 3.9: the field kit has it too.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ PAGE_FAULT = 14
 
 NAMES = {
     0: "DE", 1: "DB", 2: "NMI", 3: "BP", 4: "OF", 5: "BR", 6: "UD", 7: "NM", 8: "DF", 10: "TS", 11: "NP", 12: "SS",
-    13: "GP", PAGE_FAULT: "PF", 16: "MF", 17: "AC", 18: "MC", 19: "XM", 20: "VE", 21: "CP", 28: "HV", 29: "VC", 30: "SX",
+    13: "GP", PAGE_FAULT: "PF", 16: "MF", 17: "AC", 18: "MC", 19: "XM", 20: "VE", 21: "CP", 28: "HV", 29: "VC",
+    30: "SX",
 }  # fmt: skip
 """Vector -> its name in the manuals; 28 to 30 are AMD's."""
 
