@@ -1,0 +1,1 @@
+"""Real kernels with real KVM inside an emulator: no hardware virtualization needed."""
