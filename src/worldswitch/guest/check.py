@@ -20,6 +20,7 @@ from worldswitch.guest.layout import OWN_MEMORY, WINDOW_SIZE, WINDOWS
 from worldswitch.guest.operations import FLAGS, OPERATIONS, Operation
 from worldswitch.guest.paths import Place, places, vcpu_places
 from worldswitch.guest.program import SIZES, Layout, Mode, Pages, Program, ProgramError, Space, State, Vcpu
+from worldswitch.x86.features import FEATURES
 from worldswitch.x86.registers import CR0, CR4, EFER, REGISTERS, bit_mask, bit_names, register_name
 
 MAX_OPERATIONS = 4096
@@ -135,6 +136,9 @@ def _check_fields(program: Program) -> None:
             _fail(f"vcpu {i}", problem)
     for name in ("name", "summary", "unit", "expect", "source"):
         _check_text(name, getattr(program, name))
+    for name in program.features:
+        if name not in FEATURES:
+            _fail("program", str(UnknownNameError("CPUID feature", name, FEATURES)))
     if not program.name or not program.unit:
         _fail("program", "it needs a name and a unit")
 

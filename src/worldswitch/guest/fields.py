@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 import types
 import typing
+from collections.abc import Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from functools import cache
 from typing import Any, NamedTuple
@@ -31,9 +32,14 @@ class FieldKind(NamedTuple):
         return self.default is MISSING
 
 
-@cache
-def field_kinds(owner: Any) -> dict[str, FieldKind]:
+def field_kinds(owner: type) -> Mapping[str, FieldKind]:
     """The fields of the dataclass *owner* by name, in order."""
+    key: Any = owner
+    return _fields_of(key)
+
+
+@cache
+def _fields_of(owner: Any) -> dict[str, FieldKind]:
     hints = typing.get_type_hints(owner)
     return {f.name: _kind(hints[f.name], _default(f)) for f in fields(owner)}
 

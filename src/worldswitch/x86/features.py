@@ -56,6 +56,7 @@ FEATURES: dict[str, Feature] = {
     "xmm2": Feature(_BASIC, 0, "edx", 26),
     "mwait": Feature(_BASIC, 0, "ecx", 3),
     "vmx": Feature(_BASIC, 0, "ecx", 5),
+    "smx": Feature(_BASIC, 0, "ecx", 6),
     "pcid": Feature(_BASIC, 0, "ecx", 17, "Intel since Westmere, AMD since Zen 3; not with shadow paging"),
     "x2apic": Feature(_BASIC, 0, "ecx", 21),
     "xsave": Feature(_BASIC, 0, "ecx", 26),
@@ -71,15 +72,23 @@ FEATURES: dict[str, Feature] = {
         _STRUCTURED, 0, "ecx", 7, "Intel since Tiger Lake, AMD since Zen 3, with Linux 6.18 or newer and EPT or NPT"
     ),
     "la57": Feature(_STRUCTURED, 0, "ecx", 16, "Intel servers since Ice Lake, AMD since Zen 4"),
+    "kl": Feature(_STRUCTURED, 0, "ecx", 23),
+    "pks": Feature(_STRUCTURED, 0, "ecx", 31),
+    "uintr": Feature(_STRUCTURED, 0, "edx", 5),
+    "lass": Feature(_STRUCTURED, 1, "eax", 6),
+    "fred": Feature(_STRUCTURED, 1, "eax", 17),
+    "lam": Feature(_STRUCTURED, 1, "eax", 26),
     "ibt": Feature(_STRUCTURED, 0, "edx", 20, "Intel since Tiger Lake, with Linux 6.18 or newer and EPT"),
     "fsrm": Feature(_STRUCTURED, 0, "edx", 4),
     "xsaves": Feature(0xD, 1, "eax", 3),
     "syscall": Feature(_EXTENDED, 0, "edx", 11),
     "nx": Feature(_EXTENDED, 0, "edx", 20, "all 64-bit processors, unless the firmware switches it off"),
+    "fxsr_opt": Feature(_EXTENDED, 0, "edx", 25),
     "pdpe1gb": Feature(_EXTENDED, 0, "edx", 26, "Intel since Westmere, AMD since family 10h"),
     "rdtscp": Feature(_EXTENDED, 0, "edx", 27),
     "lm": Feature(_EXTENDED, 0, "edx", 29),
     "svm": Feature(_EXTENDED, 0, "ecx", 2),
+    "tce": Feature(_EXTENDED, 0, "ecx", 17),
 }  # fmt: skip
 """Name -> where CPUID shows it."""
 
