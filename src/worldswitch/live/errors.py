@@ -90,8 +90,9 @@ def cannot_open(number: int, root: Path = ROOT) -> NoKvmError:
     if number in (errno.ENOENT, errno.ENODEV, errno.ENXIO):
         if (root / "sys/module/kvm").exists():
             return NoKvmError(
-                f"there is no {DEVICE} although the kvm module is loaded; load the vendor's module too "
-                "(modprobe kvm_intel or kvm_amd; dmesg says why it refuses), or, in a container, pass the device in (--device /dev/kvm)"
+                f"there is no {DEVICE} although the kvm module is loaded; load the vendor's module too (modprobe "
+                "kvm_intel or kvm_amd; dmesg says why it refuses), or, in a container, pass the device in "
+                "(--device /dev/kvm)"
             )
         return NoKvmError(f"there is no {DEVICE}: {no_kvm_module(root)}")
     return NoKvmError(f"{DEVICE} cannot be opened: {_why(number)}")
