@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from worldswitch.live.environment import cpu, environment, mmu, vendor_module
+from worldswitch.live.environment import here
+from worldswitch.live.module import vendor_module
 
 
 def host(root: Path, vendor: str = "GenuineIntel", flags: str = "vmx", **parameters: str) -> Path:
@@ -28,15 +29,16 @@ def host(root: Path, vendor: str = "GenuineIntel", flags: str = "vmx", **paramet
         ({"kvm__tdp_mmu": "Y", "kvm_amd__npt": "0"}, "shadow"),
         ({"kvm__tdp_mmu": "N", "kvm_intel__ept": "N"}, "shadow"),
         ({"kvm__nx_huge_pages": "Y", "kvm_intel__ept": "Y"}, "legacy"),
-        ({"kvm__tdp_mmu": "Y", "kvm_pvm__stats": "N"}, None),
+        ({"kvm__tdp_mmu": "Y", "kvm_pvm__stats": "N"}, "shadow"),
+        ({"kvm__tdp_mmu": "Y"}, None),
     ],
 )
 def test_the_parameters_tell_the_mmu(tmp_path: Path, parameters: dict[str, str], expected: str | None) -> None:
-    assert mmu(environment(host(tmp_path, flags="", **parameters))) == expected
+    assert here(host(tmp_path, flags="", **parameters)).dimensions["mmu"] == expected
 
 
 def test_parameters_have_their_full_names(tmp_path: Path) -> None:
-    around = environment(host(tmp_path, kvm__tdp_mmu="Y", kvm_intel__ept="Y", kvm_amd__npt="1"))
+    around = here(host(tmp_path, kvm__tdp_mmu="Y", kvm_intel__ept="Y", kvm_amd__npt="1")).environment
     assert around.parameters == {"kvm.tdp_mmu": "Y", "kvm_intel.ept": "Y"}
     assert around.cpu_model == "Some CPU"
 
@@ -45,6 +47,10 @@ def test_parameters_have_their_full_names(tmp_path: Path) -> None:
 def test_of_several_modules_the_processors_own_answers(tmp_path: Path, flags: str, module: str) -> None:
     root = host(tmp_path, flags=flags, kvm_intel__ept="Y", kvm_amd__npt="1", kvm_pvm__stats="N")
     assert vendor_module(root) == module
+
+
+def test_a_module_built_in_has_no_holders(tmp_path: Path) -> None:
+    assert vendor_module(host(tmp_path, kvm__tdp_mmu="Y", kvm_pvm__stats="N")) == "kvm_pvm"
 
 
 @pytest.mark.parametrize(
@@ -58,9 +64,10 @@ def test_of_several_modules_the_processors_own_answers(tmp_path: Path, flags: st
 )
 def test_whose_exits_they_are(tmp_path: Path, vendor: str, module: str, expected: str | None) -> None:
     root = host(tmp_path, vendor, "", **{f"{module}__x": "1"})
-    assert cpu(environment(root), root) == expected
+    assert here(root).dimensions["cpu"] == expected
 
 
 def test_a_host_that_tells_nothing(tmp_path: Path) -> None:
-    around = environment(tmp_path)
-    assert (around.cpu_model, around.vendor_module, around.parameters, mmu(around)) == (None, None, {}, None)
+    around, dimensions = here(tmp_path)
+    assert (around.cpu_model, around.vendor_module, around.parameters) == (None, None, {})
+    assert (dimensions["cpu"], dimensions["mmu"]) == (None, None)

@@ -11,6 +11,7 @@ from typing import NamedTuple
 from worldswitch.live.permissions import ROOT, read
 
 _TRUE = ("Y", "1")
+_FLAGS = {"kvm_intel": "vmx", "kvm_amd": "svm"}
 
 
 class Environment(NamedTuple):
@@ -36,20 +37,20 @@ class Environment(NamedTuple):
 
 @lru_cache(maxsize=8)
 def vendor_module(root: Path = ROOT) -> str | None:
-    """The module that does kvm's work on this processor, such as ``kvm_intel``; None if none is there.
+    """The module that does kvm's work: ``kvm_intel``, ``kvm_amd`` or another that stands on kvm; None if none is there.
 
-    A built-in module has its folder whether or not it found a processor it can serve, so the processor decides.
+    Both of the first may be built in; then the processor's flags say which one works.
     """
-    try:
-        there = sorted(path.name for path in (root / "sys/module").glob("kvm_*"))
-    except OSError:
-        return None
-    flags = set((_first(r"^flags\s*:(.*)$", read(root / "proc/cpuinfo") or "") or "").split())
-    for flag, name in (("vmx", "kvm_intel"), ("svm", "kvm_amd")):
-        if flag in flags and name in there:
-            return name
-    others = [name for name in there if name not in ("kvm_intel", "kvm_amd")]
-    return next(iter(others or there), None)
+    modules = root / "sys/module"
+    found = [name for name in _FLAGS if (modules / name).is_dir()]
+    if len(found) > 1:
+        flags = (_first(r"^flags\s*:(.*)$", read(root / "proc/cpuinfo") or "") or "").split()
+        found = [name for name in found if _FLAGS[name] in flags]
+    if not found:
+        # Without holders they are built in.
+        for pattern in ("kvm/holders/kvm*", "kvm_*"):
+            found += sorted(path.name for path in modules.glob(pattern) if path.name not in _FLAGS)
+    return found[0] if found else None
 
 
 def parameters(root: Path = ROOT) -> dict[str, str]:
