@@ -82,6 +82,8 @@ class Image:
             whose CPUID vendor is AMD.
         operations: Resume address of each operation that can fault -> its path in the program
             (``"vcpu 0 body 2"``).
+        listing: Linear address, length and path of the code of each operation, by address; an operation that goes to
+            CPL 3 has two pieces.
     """
 
     name: str
@@ -94,6 +96,7 @@ class Image:
     features: tuple[str, ...] = ()
     vmcalls: tuple[int, ...] = ()
     operations: dict[int, str] = field(default_factory=dict)
+    listing: tuple[tuple[int, int, str], ...] = ()
     default_n: int = 1000
     expect: str = ""
     parameters: dict[str, int | bool | str] = field(default_factory=dict)
@@ -134,6 +137,7 @@ class Image:
                 features=tuple(head.pop("features")),
                 vmcalls=tuple(head.pop("vmcalls")),
                 operations={int(k): v for k, v in head.pop("operations")},
+                listing=tuple((at, length, path) for at, length, path in head.pop("listing")),
                 **head,
             )
         except (ValueError, KeyError, TypeError, struct.error, zlib.error) as error:

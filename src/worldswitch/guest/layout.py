@@ -11,5 +11,6 @@ from worldswitch.guest.program import Mode
 OWN_MEMORY = 2 << 20
 """Guest-physical memory below this address is the program's own."""
 WINDOW_SIZE = OWN_MEMORY
-WINDOWS = {Mode.LONG: 0xFFFF_8000_0000_0000, Mode.PAE: 0xC000_0000, Mode.FLAT: 0}
-"""Virtual address of the window in each mode; without paging it is where the memory is."""
+WINDOWS = {Mode.LONG: 0xFFFF_FFFF_FFC0_0000, Mode.PAE: 0xFFC0_0000, Mode.FLAT: 0}
+"""Virtual address of the window in each mode; without paging it is where the memory is.
+Sign-extended from 32 bits it is the same in both paging modes, so that code reaches all of it without a base register."""
