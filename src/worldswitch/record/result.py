@@ -40,6 +40,7 @@ class Metric:
         values: One for each run, in the order measured.
         warmups: The runs before, which do not count.
         exact: A count, the same whenever the same is run; else a time, which has a spread.
+        together: How many values in a row were measured at the same moment, and so are no independent runs.
     """
 
     name: str
@@ -48,6 +49,7 @@ class Metric:
     warmups: tuple[Number, ...] = ()
     exact: bool = False
     lower_is_better: bool = True
+    together: int = 1
 
 
 @dataclass(frozen=True)

@@ -245,6 +245,7 @@ class _Reading:
             tuple(_number(*item) for item in self._items("warmups")),
             self._get("exact", bool, "true or false", False),
             self._get("lower_is_better", bool, "true or false", True),
+            max(1, self._count("together", 1)),
         )
 
     def fault(self) -> FaultSeen:
