@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from worldswitch.guest.context import LEAVE_USER, USER_CODE, USER_DATA, Context
-from worldswitch.guest.emit import SI, SP, A, C, D, Imm, Label, Mem
+from worldswitch.guest.emit import SI, SP, A, C, D, Label, Mem
 from worldswitch.guest.operations import Access, Fetch, Load, Nop, Operation, SingleStep, Store, User
 
 TRAP_FLAG = 1 << 8
@@ -21,9 +21,7 @@ def lower_access(c: Context, access: Access) -> None:
         _round_trip(c, [(access, c.place)], _lower_here)
     else:
         with c.guarded():
-            _reach(c, access)
-        if isinstance(access, Load) and access.keep:
-            c.keep()
+            _lower_here(c, access)
 
 
 def lower_user(c: Context, block: User, lower: Lower) -> None:
@@ -109,7 +107,8 @@ def _round_trip(c: Context, body: list[tuple[Operation, str]], lower: Lower, tra
         again.append((resume, after))
     if again:
         asm.mov(c.resume, done)
-    asm.ins("INT_IMM8", Imm(LEAVE_USER))
+    asm.op("MOV", C, LEAVE_USER, 32)
+    asm.ins("INT3")
     asm.section, c.in_user = c.code, False
     for resume, after in again:
         asm.bind(resume)

@@ -62,7 +62,9 @@ def assemble(program: Program) -> Image:
     window, tables = _tables(program, arena)
     contexts, starts = [], []
     for number, vcpu in enumerate(program.vcpus):
-        context = Context(program, number, Assembler(64 if program.mode is Mode.LONG else 32), memories[number], tables, base)
+        context = Context(
+            program, number, Assembler(64 if program.mode is Mode.LONG else 32), memories[number], tables, base
+        )
         starts.append(write_vcpu(context, vcpu))
         contexts.append(context)
     sections = [section for context in contexts for section in (context.code, context.user) if len(section)]
@@ -105,7 +107,9 @@ def _assemble_bare(program: Program, layout: Layout) -> Image:
 def _memory(program: Program, number: int, arena: Arena, base: int, barrier: int) -> Memory:
     page = base + arena.take(PAGE)
     stack = base + arena.take(PAGE) + PAGE
-    goes_to_cpl3 = any(_at_cpl3(place.operation) for place in places(program) if place.path.startswith(f"vcpu {number} "))
+    goes_to_cpl3 = any(
+        _at_cpl3(place.operation) for place in places(program) if place.path.startswith(f"vcpu {number} ")
+    )
     user_stack = base + arena.take(PAGE) + PAGE if goes_to_cpl3 else 0
     return Memory(page, stack, user_stack, base + arena.take(AREA_SIZE), barrier)
 
@@ -179,9 +183,7 @@ def _entry(c: Context, at: Places, tables: dict[str, Tables]) -> Entry:
 def _image(program: Program, contexts: list[Context], entries: tuple[Entry, ...], segments: list[Segment]) -> Image:
     high = program.memory - OWN_MEMORY
     regions = (Region(0, OWN_MEMORY), Region(OWN_MEMORY, high, huge=True)) if program.huge and high else None
-    listing = [
-        (section.base + start, end - start, path) for c in contexts for section, start, end, path in c.listing
-    ]
+    listing = [(section.base + start, end - start, path) for c in contexts for section, start, end, path in c.listing]
     return Image(
         name=program.name,
         summary=program.summary,

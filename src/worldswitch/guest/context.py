@@ -12,15 +12,21 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from worldswitch.guest.emit import BP, DI, R8, R9, R10, R12, R13, R14, R15, A, Assembler, C, D, Imm, Label, Mem, Reg, Section
+from worldswitch.guest.emit import BP, DI, R8, R9, R10, R12, R13, R14, R15, A, Assembler, C, D, Label, Mem, Reg, Section
 from worldswitch.guest.image import MAX_VALUES, VALUES, N
 from worldswitch.guest.program import Mode, Program, ProgramError
 from worldswitch.guest.tables import Tables
 
 CODE, DATA, USER_CODE, USER_DATA, TSS = 0x08, 0x10, 0x1B, 0x23, 0x28
 """Selectors; those of CPL 3 have their RPL in them."""
-LEAVE_USER, KEEP_USER = 0x80, 0x81
-"""Vectors of the gates that code at CPL 3 may use: back to CPL 0; keep RAX as the value at offset RCX."""
+CALL_GATE = 3
+"""Vector whose gate code at CPL 3 may use, by INT3, with RCX: keep RAX as the value at that offset, or LEAVE_USER.
+
+INT3, because KVM leaves #BP to the guest unless it is debugged, and because a software KVM that emulates CPL 0
+(PVM) cannot deliver INT n: ``emulate_int`` in arch/x86/kvm/emulate.c knows it in real mode only.
+"""
+LEAVE_USER = -1
+"""In ECX: go back to CPL 0."""
 
 RESUME_STACK, IN_FIX, BELIEVED, COUNTERS = 0x100, 0x108, 0x110, 0x120
 """Offsets in a vCPU's page: stack pointer to resume with, whether a fix is running, CR0 and CR4 believed (32-bit code),
@@ -123,7 +129,9 @@ class Context:
         if self.long and not self.in_fix and self.depth < 3:
             return (R8, R9, R10)[self.depth]
         if self.depth >= MAX_DEPTH or self.bare:
-            raise self.error(f"is a repeat in {self.depth} others; at most {2 if self.bare else MAX_DEPTH - 1} are possible")
+            raise self.error(
+                f"is a repeat in {self.depth} others; at most {2 if self.bare else MAX_DEPTH - 1} are possible"
+            )
         slot = self.depth + (MAX_DEPTH if self.in_fix else 0)
         return Mem(disp=self.memory.page + COUNTERS + 8 * slot)
 
@@ -173,7 +181,7 @@ class Context:
             self.asm.mov(D, 0)
         if self.in_user:
             self.asm.mov(C, slot)
-            self.asm.ins("INT_IMM8", Imm(KEEP_USER))
+            self.asm.ins("INT3")
             return
         store_value(self, Mem(disp=self.memory.area + VALUES + slot))
 
@@ -183,4 +191,3 @@ def store_value(context: Context, target: Mem) -> None:
     context.asm.mov(target, A)
     if not context.long:
         context.asm.mov(Mem(target.base, target.index, target.disp + 4), D)
-

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from worldswitch.guest import image
 from worldswitch.guest.context import (
-    BELIEVED, CODE, DATA, DESCRIPTORS, GATES, IN_FIX, KEEP_USER, LEAVE_USER, RESUME_STACK, RETRIED_BIT, TASK_STATE, TSS,
+    BELIEVED, CALL_GATE, CODE, DATA, DESCRIPTORS, GATES, IN_FIX, LEAVE_USER, RESUME_STACK, RETRIED_BIT, TASK_STATE, TSS,
     USER_DATA, Context, store_value,
 )  # fmt: skip
 from worldswitch.guest.emit import BP, DI, R12, R13, SI, SP, A, B, C, D, Imm, Label, Mem, Reg
@@ -148,14 +148,24 @@ def _write_handlers(c: Context, handlers: tuple[Handler, ...]) -> dict[int, Labe
         asm.bind(own[handler.vector])
         _record(c)
         _write_handler(c, handler, skip)
-    stubs[LEAVE_USER] = asm.here()
+    stubs[CALL_GATE] = _write_call_gate(c, stubs[CALL_GATE])
+    return stubs
+
+
+def _write_call_gate(c: Context, exception: Label) -> Label:
+    """Where INT3 leads: from CPL 3 a request, from CPL 0 an *exception* like others."""
+    asm, gate, leave = c.asm, c.asm.here(), Label()
+    asm.op("TEST", Mem(SP, disp=asm.bits // 8), 3, 32)
+    asm.jump(exception, "JE")
+    asm.op("CMP", C, LEAVE_USER, 32)
+    asm.jump(leave, "JE")
+    store_value(c, Mem(C, disp=c.memory.area + image.VALUES))
+    asm.ins(_iret(c))
+    asm.bind(leave)
     asm.mov(SP, c.memory.stack_top)
     _unmark(c, c.resume)
     asm.ins(f"JMP_RM{asm.bits}", c.resume.sized(asm.bits))
-    stubs[KEEP_USER] = asm.here()
-    store_value(c, Mem(C, disp=c.memory.area + image.VALUES))
-    asm.ins(_iret(c))
-    return stubs
+    return gate
 
 
 def _iret(c: Context) -> str:
@@ -283,7 +293,7 @@ def page_of(c: Context, places: Places) -> bytes:
     struct.pack_into("<Q", page, RESUME_STACK, c.memory.stack_top)
     struct.pack_into("<QQ", page, BELIEVED, c.program.state.cr0, c.program.state.cr4)
     for vector, stub in places.stubs.items():
-        kind = 0xEE if vector in (LEAVE_USER, KEEP_USER) else 0x8E
+        kind = 0xEE if vector == CALL_GATE else 0x8E
         at, low = stub.address, struct.Struct("<HHBBH")
         offset = GATES + vector * (16 if c.long else 8)
         low.pack_into(page, offset, at & 0xFFFF, CODE, 0, kind, at >> 16 & 0xFFFF)
@@ -297,7 +307,7 @@ def tables_of(c: Context) -> dict[str, tuple[int, int]]:
     page, gate = c.memory.page, 16 if c.long else 8
     return {
         "gdt": (page + DESCRIPTORS, TSS + gate - 1),
-        "idt": (page + GATES, (KEEP_USER + 1) * gate - 1),
+        "idt": (page + GATES, EXCEPTIONS * gate - 1),
         "tss": (page + TASK_STATE, 0x67),
     }
 
