@@ -13,7 +13,7 @@ from worldswitch.errors import UnknownNameError, UsageError, printable
 from worldswitch.guest.library.registry import SHIPPED, Parameter, Shipped, Value, parse_argument
 from worldswitch.guest.program import Program
 
-_FAMILIES = ("toggles", "instructions", "memory", "switches", "recorded")
+_FAMILIES = ("toggles", "instructions", "memory", "switches", "recorded", "access")
 _ARGUMENT = re.compile(r"\s*[A-Za-z_][\w-]*\s*=")
 
 
