@@ -227,6 +227,7 @@ APT::Architectures {{ "amd64"; }};
 APT::Sandbox::User "root";
 APT::Get::List-Cleanup "true";
 Acquire::Languages "none";
+Acquire::GzipIndexes "true";
 Acquire::Retries "3";
 Acquire::http::Timeout "30";
 Acquire::https::Timeout "30";

@@ -19,7 +19,7 @@ from typing import Any
 from worldswitch.errors import MissingError, UsageError, printable
 from worldswitch.lab import cache
 
-ARCH_LIBRARIES = ("usr/lib/x86_64-linux-gnu", "lib/x86_64-linux-gnu", "usr/lib", "lib", "usr/lib64", "lib64")
+_LIBRARIES = ("usr/lib/x86_64-linux-gnu", "usr/lib/x86_64-linux-gnu/pulseaudio", "usr/lib", "usr/lib64")
 TOOLS = ("perf", "trace-cmd", "strace")
 """Programs for the guest that may be fetched besides its userland."""
 
@@ -230,9 +230,11 @@ def qemu() -> QemuFiles:
         return QemuFiles((found,), _said((found, "--version"), r"version (\S+)"))
     root = _fetched("emulators", "qemu", "qemu-system-x86_64", "wsw lab fetch --emulators", "qemu-system-x86")
     command = _with_loader(root, root / "usr/bin/qemu-system-x86_64")
-    data = tuple(root / "usr/share" / name for name in ("qemu", "seabios", "ipxe/qemu"))
+    data = tuple(root / "usr/share" / name for name in ("qemu", "seabios"))
     version = _package_version("emulators", "qemu", "qemu-system-x86")
-    return QemuFiles(command, version, root=root, data=tuple(folder for folder in data if folder.is_dir()))
+    # The program is not where it was built to look for its modules, and with a loader before it cannot tell.
+    environment = {"QEMU_MODULE_DIR": str(root / "usr/lib/x86_64-linux-gnu/qemu")}
+    return QemuFiles(command, version, environment, root, tuple(folder for folder in data if folder.is_dir()))
 
 
 def bochs() -> BochsFiles:
@@ -346,7 +348,7 @@ def _with_loader(root: Path, *programs: Path) -> tuple[str, ...]:
         raise MissingError(
             f"{root} lacks {programs[0].name} or its loader; `wsw lab fetch --emulators` fetches it again"
         )
-    path = os.pathsep.join(str(root / folder) for folder in ARCH_LIBRARIES if (root / folder).is_dir())
+    path = os.pathsep.join(str(root / folder) for folder in _LIBRARIES if (root / folder).is_dir())
     return (str(loader), "--library-path", path, str(program))
 
 

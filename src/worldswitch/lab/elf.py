@@ -34,7 +34,8 @@ def needed(path: Path) -> tuple[str | None, tuple[str, ...]]:
 def closure(root: Path, programs: Iterable[str]) -> tuple[str, ...]:
     """*programs* and every loader and library they need, as paths within *root*, each once.
 
-    A library behind a symbolic link is named by the link and by its target, so copying what is returned is enough.
+    A library behind a symbolic link is named by the link and by its target; linked folders, such as ``lib64`` where it
+    is ``usr/lib64``, are not named: loaders are looked for through them, so whoever copies makes them too.
 
     Raises:
         MissingError: A program or library is not in *root*.
@@ -96,12 +97,12 @@ def _library(root: Path, name: str, by: str) -> str:
 
 
 def _links(root: Path, name: str, by: str) -> list[str]:
-    """*name* and what it links to, one step after the other."""
-    steps = [name]
+    """*name* and what it links to, one step after the other, none of them through a linked folder."""
+    steps = [_direct(root, name)]
     while (root / steps[-1]).is_symlink():
-        target = Path(root / steps[-1]).readlink()
-        place = root / str(target).lstrip("/") if target.is_absolute() else (root / steps[-1]).parent / target
-        steps.append(str(Path(*_flat(place.relative_to(root).parts))))
+        target = (root / steps[-1]).readlink()
+        inner = str(target).lstrip("/") if target.is_absolute() else f"{Path(steps[-1]).parent}/{target}"
+        steps.append(_direct(root, inner))
         if len(steps) > 40:
             raise MissingError(f"{printable(name)} in {root} links to itself; fetch it again")
     if not (root / steps[-1]).is_file():
@@ -110,11 +111,11 @@ def _links(root: Path, name: str, by: str) -> list[str]:
     return steps
 
 
-def _flat(parts: Iterable[str]) -> list[str]:
-    flat: list[str] = []
-    for part in parts:
-        if part == "..":
-            del flat[-1:]
-        elif part != ".":
-            flat.append(part)
-    return flat
+def _direct(root: Path, name: str) -> str:
+    """The same file's path within *root* with all folders' links followed."""
+    path = root / name
+    folder = path.parent.resolve()
+    inside = root.resolve()
+    if not folder.is_relative_to(inside):
+        raise MissingError(f"{printable(name)} in {root} leads outside of it; fetch it again")
+    return str(folder.relative_to(inside) / path.name)
