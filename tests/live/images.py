@@ -31,7 +31,7 @@ def image(
     huge: bool = False,
     **rest: object,
 ) -> Image:
-    """A 64-bit guest that runs *code* (hexadecimal) from CODE on, bare: n is in RCX. It ends at its last byte, a HLT."""
+    """A 64-bit guest that runs *code* (hexadecimal) from CODE on, bare: n is in RCX. Its last byte is its HLT."""
     program = bytes.fromhex(code) if isinstance(code, str) else code
     place = CODE + (len(program) if end is None else end)
     entry = [

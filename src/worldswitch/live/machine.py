@@ -165,6 +165,7 @@ def _run(vcpus: Sequence[Vcpu], running: Running, cpus: Sequence[int]) -> tuple[
 def _run_threads(vcpus: Sequence[Vcpu], running: Running, cpus: Sequence[int], number: int) -> tuple[list[Ran], int]:
     rans = [Ran() for _ in vcpus]
     errors: list[BaseException] = []
+    starts: list[int] = []
     ends: list[int] = []
     together = threading.Barrier(len(vcpus) + 1)
 
@@ -172,6 +173,7 @@ def _run_threads(vcpus: Sequence[Vcpu], running: Running, cpus: Sequence[int], n
         try:
             with alarm.kicks(), pinned([cpus[vcpu.number % len(cpus)]] if cpus else ()):
                 together.wait()
+                starts.append(time.perf_counter_ns())
                 run_vcpu(vcpu, running.image.entries[vcpu.number], running, ran)
                 ends.append(time.perf_counter_ns())
         except threading.BrokenBarrierError:
@@ -183,7 +185,6 @@ def _run_threads(vcpus: Sequence[Vcpu], running: Running, cpus: Sequence[int], n
 
     threads = [threading.Thread(target=run, args=pair, daemon=True) for pair in zip(vcpus, rans)]  # noqa: B905 (3.9)
     started: list[threading.Thread] = []
-    start = time.perf_counter_ns()
     try:
         running.deadline = time.monotonic() + running.seconds
         for thread in threads:
@@ -191,7 +192,6 @@ def _run_threads(vcpus: Sequence[Vcpu], running: Running, cpus: Sequence[int], n
             started.append(thread)
         with contextlib.suppress(threading.BrokenBarrierError):
             together.wait()
-        start = time.perf_counter_ns()
         while any(thread.is_alive() for thread in started) and not running.stop.is_set():
             if time.monotonic() >= running.deadline:
                 # Each says where it was.
@@ -203,7 +203,7 @@ def _run_threads(vcpus: Sequence[Vcpu], running: Running, cpus: Sequence[int], n
         _stop(vcpus, started, number)
     if errors:
         raise _first(errors)
-    return rans, max(ends) - start
+    return rans, max(ends) - min(starts)
 
 
 def _stop(vcpus: Sequence[Vcpu], threads: Sequence[threading.Thread], number: int) -> None:

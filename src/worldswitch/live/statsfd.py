@@ -34,20 +34,11 @@ RENAMED = {
 """What Linux before 5.13 calls some statistics in debugfs -> the later name. ``largepages`` counts 1 GiB pages too,
 which memory like that of our own guests never is."""
 INSTANTS = frozenset(
-    [
-        "mmu_unsync",
-        "mmu_shadow_pages",
-        "pages_4k",
-        "pages_2m",
-        "pages_1g",
-        "lpages",
-        "nx_lpage_splits",
-        "max_mmu_rmap_size",
-        "max_mmu_page_hash_collisions",
-        "guest_mode",
-        "blocking",
-    ]
-)
+    (
+        "mmu_unsync", "mmu_shadow_pages", "pages_4k", "pages_2m", "pages_1g", "nx_lpage_splits", "max_mmu_rmap_size",
+        "max_mmu_page_hash_collisions", "guest_mode", "blocking",
+    )
+)  # fmt: skip
 """Statistics that are a state, not a count, by name: debugfs does not say which they are."""
 _FLAGS = frozenset(("guest_mode", "blocking"))
 

@@ -1,0 +1,314 @@
+"""Measure a guest program on this host: exact counts per pass, and times per pass with their spread."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from worldswitch.errors import MissingError, UsageError
+from worldswitch.guest.image import Fault, Image
+from worldswitch.live import reasons as by_reason
+from worldswitch.live.counting import Counted, Counter, per_pass
+from worldswitch.live.device import Kvm
+from worldswitch.live.machine import Outcome, pinned, run_image
+from worldswitch.live.module import Environment, environment
+from worldswitch.live.permissions import read
+from worldswitch.stats.median import Median, median
+
+MOST_COUNTED = 1000
+"""Passes of a run that is counted, at most; longer ones meet too many interrupts."""
+_FEWER = 8
+"""Where counts do not settle, so many times fewer passes are tried."""
+_FEWEST = 8
+_BASELINES = 3
+_STAT = Path("/proc/thread-self/stat")
+
+
+@dataclass(frozen=True)
+class Times:
+    """Nanoseconds per pass.
+
+    Attributes:
+        tsc: By the guest's time stamps around the body; None for a bare program, or if the frequency is not known.
+        wall: By this host's clock around the run.
+        tsc_values, wall_values: One per run, in the order measured; *warmups* are wall times of the runs before.
+        cycles: TSC cycles per pass, one per run; empty as *tsc* is None.
+    """
+
+    tsc: Median | None
+    wall: Median
+    tsc_values: tuple[float, ...]
+    wall_values: tuple[float, ...]
+    cycles: tuple[float, ...]
+    warmups: tuple[float, ...]
+
+    @property
+    def best(self) -> Median:
+        """The time stamps', where there are any."""
+        return self.tsc or self.wall
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """What was measured of one program.
+
+    Attributes:
+        n: Passes of a timed run; *count_n* those of a counted one.
+        counters: Statistics of a run of *count_n* passes, ``exits`` without those by interrupts; empty where the kernel
+            has none (statistics_from is None).
+        per_op: (counters of count_n passes - counters of none) / count_n.
+        exits_by_reason, reasons_per_op: The exits among them by reason.
+        reasons_from: :data:`~worldswitch.live.reasons.TRACED` or :data:`~worldswitch.live.reasons.COUNTED`.
+        reasons_why: Why they are not traced, None if they are.
+        unsteady: Counters no two runs agreed on.
+        proven: The exits are the only number that fits the interrupts this host took; else two runs agree on them.
+        interrupts: Exits by interrupts of the host in all counting runs, which are left out.
+        times: None where n is 0 or no run was to be timed.
+        faults: Those logged in a counted run; *faults_total* says how many there were.
+        values: Path of each operation that keeps a value -> the value.
+        userspace_exits: KVM_EXIT name -> how often in a counted run.
+        eintr: Calls that signals interrupted, all runs.
+        cpus: Host CPUs used.
+    """
+
+    name: str
+    unit: str
+    n: int
+    count_n: int
+    counters: Mapping[str, int]
+    per_op: Mapping[str, float]
+    exits_by_reason: Mapping[str, float]
+    reasons_per_op: Mapping[str, float]
+    reasons_from: str
+    reasons_why: str | None
+    statistics_from: str | None
+    unsteady: tuple[str, ...]
+    proven: bool
+    interrupts: int
+    times: Times | None
+    faults: tuple[Fault, ...]
+    faults_total: int
+    retries: int
+    values: Mapping[str, int]
+    userspace_exits: Mapping[str, int]
+    eintr: int
+    tsc_khz: int | None
+    cpus: tuple[int, ...]
+    environment: Environment
+
+    @property
+    def steady(self) -> bool:
+        """Whether every count was the same at least twice."""
+        return not self.unsteady
+
+
+def measure(
+    image: Image,
+    *,
+    n: int | None = None,
+    repeat: int = 5,
+    warmup: int = 1,
+    count_n: int | None = None,
+    cpu: int | None = None,
+    hide: Sequence[str] = (),
+    show: Sequence[str] = (),
+    deadline_s: float = 10.0,
+    reasons: bool = True,
+    on_progress: Callable[[int, int], None] | None = None,
+    kvm: Kvm | None = None,
+) -> Measurement:
+    """Measure *image*.
+
+    Args:
+        n: Passes of a timed run; the program's own default if not given.
+        repeat: Timed runs; 0 only counts. *warmup* more are run before and not used.
+        count_n: Passes of a counted run; else n, at most 1000, and fewer if that does not settle.
+        cpu: Host CPU of vCPU 0; else the one this thread is on. Further vCPUs go to those after it.
+        hide, show: CPUID features taken from, and added to, what KVM offers.
+        deadline_s: Seconds one run may take.
+        reasons: Try to trace exits by reason.
+        on_progress: Called with the runs done and those foreseen.
+        kvm: The device, if it is open already.
+
+    Raises:
+        GuestError, NoFeatureError, NoKvmError, MissingError, UsageError: See
+            :func:`worldswitch.live.machine.run_image`.
+    """
+    passes = image.default_n if n is None else n
+    if repeat < 0 or warmup < 0:
+        raise UsageError("repeat and warmup are numbers of runs, 0 or more")
+    if count_n is not None and count_n < 1:
+        raise UsageError("count_n is a number of passes, 1 or more")
+    cpus = _choose(cpu, len(image.entries))
+    with contextlib.ExitStack() as stack:
+        if len(image.entries) == 1:
+            stack.enter_context(pinned(cpus))
+        device = kvm or stack.enter_context(Kvm())
+        host = environment()
+        bench = _Bench(device, image, cpus, hide, show, deadline_s, host.module, on_progress)
+        bench.foreseen = 4 + (warmup + repeat + _BASELINES if repeat and passes else 0)
+        whole, none = bench.count(passes, count_n)
+        bench.settle_foreseen(warmup + repeat + _BASELINES if repeat and passes else 0)
+        times = bench.time(passes, repeat, warmup) if repeat and passes else None
+        traced, why = bench.trace(whole.n) if reasons else (None, "it was not asked for")
+        return _measurement(image, passes, whole, none, times, traced, why, bench, host)
+
+
+def _measurement(
+    image: Image,
+    n: int,
+    whole: Counted,
+    none: Counted,
+    times: Times | None,
+    traced: tuple[dict[str, int], dict[str, int]] | None,
+    why: str | None,
+    bench: _Bench,
+    host: Environment,
+) -> Measurement:
+    per_op = per_pass(whole.counters, none.counters, whole.n)
+    reports = [report for report in whole.outcome.reports if report is not None]
+    if traced:
+        named: Mapping[str, float] = traced[0]
+        each = per_pass(traced[0], traced[1], whole.n)
+    else:
+        named, each = by_reason.from_statistics(whole.counters), by_reason.from_statistics(per_op)
+    return Measurement(
+        name=image.name,
+        unit=image.unit,
+        n=n,
+        count_n=whole.n,
+        counters=whole.counters,
+        per_op=per_op,
+        exits_by_reason=named,
+        reasons_per_op={name: value for name, value in each.items() if value},
+        reasons_from=by_reason.TRACED if traced else by_reason.COUNTED,
+        reasons_why=why,
+        statistics_from=whole.outcome.source,
+        unsteady=tuple(dict.fromkeys((*whole.unsteady, *none.unsteady))),
+        proven=whole.proven and none.proven,
+        interrupts=bench.interrupts,
+        times=times,
+        faults=tuple(fault for report in reports for fault in report.log),
+        faults_total=sum(report.faults for report in reports),
+        retries=sum(report.retries for report in reports),
+        values={path: value for report in reports for path, value in report.values.items()},
+        userspace_exits=whole.outcome.userspace_exits,
+        eintr=bench.eintr,
+        tsc_khz=whole.outcome.tsc_khz,
+        cpus=tuple(bench.cpus),
+        environment=host,
+    )
+
+
+class _Bench:
+    """The runs of one measurement."""
+
+    def __init__(
+        self,
+        kvm: Kvm,
+        image: Image,
+        cpus: Sequence[int],
+        hide: Sequence[str],
+        show: Sequence[str],
+        deadline_s: float,
+        module: str | None,
+        on_progress: Callable[[int, int], None] | None,
+    ) -> None:
+        from worldswitch.live.cpuid import guest_cpuid
+
+        self.kvm, self.image, self.cpus, self.deadline_s = kvm, image, cpus, deadline_s
+        self.cpuid = guest_cpuid(kvm, image, hidden=hide, shown=show)
+        self.on_progress = on_progress
+        self.done = self.foreseen = self.eintr = self.interrupts = 0
+        self.counter = Counter(self.run, cpus, module)
+
+    def run(
+        self, n: int, around: Callable[[], contextlib.AbstractContextManager[object]] = contextlib.nullcontext
+    ) -> Outcome:
+        outcome = run_image(
+            self.kvm,
+            self.image,
+            n,
+            cpuid=self.cpuid,
+            deadline_s=self.deadline_s,
+            cpus=self.cpus if len(self.image.entries) > 1 else (),
+            around=around,
+        )
+        self.eintr += outcome.eintr
+        self.done += 1
+        self.foreseen = max(self.foreseen, self.done)
+        if self.on_progress:
+            self.on_progress(self.done, self.foreseen)
+        return outcome
+
+    def settle_foreseen(self, left: int) -> None:
+        """Counting took as many runs as it took; now it is known how many are left."""
+        self.foreseen = self.done + left
+
+    def count(self, n: int, count_n: int | None) -> tuple[Counted, Counted]:
+        """The counts of some passes, and those of none."""
+        passes = min(n, MOST_COUNTED) if count_n is None else count_n
+        none = self._note(self.counter.count(0))
+        whole = self._note(self.counter.count(passes)) if passes else none
+        while whole.unsteady and count_n is None and passes >= _FEWER * _FEWEST:
+            passes //= _FEWER
+            whole = self._note(self.counter.count(passes))
+        return whole, none
+
+    def _note(self, counted: Counted) -> Counted:
+        self.interrupts += counted.interrupts
+        return counted
+
+    def time(self, n: int, repeat: int, warmup: int) -> Times:
+        """Runs of *n* passes and of none, and what a pass takes."""
+        none = [self.run(0) for _ in range(_BASELINES)]
+        outcomes = [self.run(n) for _ in range(warmup + repeat)]
+        wall0 = median([outcome.wall_ns for outcome in none]).mid
+        cycles0 = [taken for outcome in none if (taken := _cycles(outcome)) is not None]
+        walls = [(outcome.wall_ns - wall0) / n for outcome in outcomes]
+        khz = outcomes[0].tsc_khz
+        cycles: list[float] = []
+        if cycles0:
+            first = median(cycles0).mid
+            cycles = [((_cycles(outcome) or 0) - first) / n for outcome in outcomes[warmup:]]
+        ns = [value * 1e6 / khz for value in cycles] if khz else []
+        return Times(
+            tsc=median(ns) if ns else None,
+            wall=median(walls[warmup:]),
+            tsc_values=tuple(ns),
+            wall_values=tuple(walls[warmup:]),
+            cycles=tuple(cycles),
+            warmups=tuple(walls[:warmup]),
+        )
+
+    def trace(self, n: int) -> tuple[tuple[dict[str, int], dict[str, int]] | None, str | None]:
+        """Exits by reason of *n* passes and of none; None, with why, where kvm_exit does not tell."""
+        silent = "kvm_exit events do not come here, were lost, or did not agree"
+        try:
+            with by_reason.tracer() as tracer:
+                whole = self.counter.by_reason(n, tracer)
+                none = self.counter.by_reason(0, tracer) if whole is not None else None
+        except MissingError as missing:
+            return None, str(missing)
+        return ((whole, none), None) if whole is not None and none is not None else (None, silent)
+
+
+def _cycles(outcome: Outcome) -> int | None:
+    """TSC cycles of the slowest vCPU; None if none left a report."""
+    return max((report.cycles for report in outcome.reports if report is not None), default=None)
+
+
+def _choose(cpu: int | None, vcpus: int) -> tuple[int, ...]:
+    """Host CPUs for the vCPUs: *cpu*, or the one this thread is on, which the scheduler chose; then those after it."""
+    allowed = sorted(os.sched_getaffinity(0))
+    if cpu is None:
+        # Field 39: "processor", proc(5); the name in field 2 may hold anything.
+        words = (read(_STAT) or "").rpartition(")")[2].split()
+        cpu = int(words[36]) if len(words) > 36 and int(words[36]) in allowed else allowed[-1]
+    elif cpu not in allowed:
+        raise MissingError(f"this process may not run on CPU {cpu}; it may on {', '.join(map(str, allowed))}")
+    at = allowed.index(cpu)
+    return tuple(allowed[(at + i) % len(allowed)] for i in range(min(vcpus, len(allowed))))

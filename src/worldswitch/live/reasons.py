@@ -1,0 +1,114 @@
+"""Exits by reason: from kvm's trace events, or, where they do not come, from the names of statistics.
+
+The events are read in a tracing instance of their own, which is always removed: nobody else's tracing is disturbed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import threading
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from worldswitch.errors import MissingError
+from worldswitch.live import permissions, tracefs
+from worldswitch.live.permissions import ROOT
+
+TRACED, COUNTED = "kvm:kvm_exit", "statistics"
+"""Where exits by reason were taken from."""
+NOT_TOLD = "not told apart"
+"""Stands for the exits whose reason is not known."""
+INTERRUPTS = frozenset(("EXTERNAL_INTERRUPT", "PREEMPTION_TIMER", "interrupt", "nmi", "smi"))
+"""Reasons that are the host's doing (names of arch/x86/include/uapi/asm/vmx.h and svm.h)."""
+
+_STATISTICS = {
+    "io_exits": "IO",
+    "mmio_exits": "MMIO",
+    "halt_exits": "HLT",
+    "hypercalls": "HYPERCALL",
+    "notify_window_exits": "NOTIFY",
+    "irq_window_exits": "INTERRUPT_WINDOW",
+    "nmi_window_exits": "NMI_WINDOW",
+}
+"""Statistic -> reason, of those that count one kind of exit (arch/x86/kvm/x86.c, kvm_vcpu_stats_desc)."""
+_LINE = re.compile(r" kvm_exit: (?:vcpu \d+ )?reason (.+?) rip ")
+_OVERRUN = re.compile(r"^(?:overrun|dropped events|commit overrun): ([1-9]\d*)", re.MULTILINE)
+
+
+def from_statistics(counters: Mapping[str, float]) -> dict[str, float]:
+    """Exits by reason as far as statistics tell them, of counters in which ``exits`` has no interrupts.
+
+    What is left is :data:`NOT_TOLD`; statistics that count more exits than there were tell nothing.
+    """
+    if "exits" not in counters:
+        return {}
+    found = {reason: counters[name] for name, reason in _STATISTICS.items() if counters.get(name)}
+    rest = counters["exits"] - sum(found.values())
+    if rest < 0:
+        return {NOT_TOLD: counters["exits"]}
+    return {**found, **({NOT_TOLD: rest} if rest else {})}
+
+
+class Tracer:
+    """A tracing instance that sees the kvm_exit events of one thread and those it starts.
+
+    Made by :func:`tracer`.
+    """
+
+    def __init__(self, here: Path) -> None:
+        self._here = here
+
+    @contextlib.contextmanager
+    def on(self) -> Iterator[None]:
+        """Trace while it lasts, from an empty buffer."""
+        (self._here / "trace").write_text("")
+        (self._here / "tracing_on").write_text("1")
+        try:
+            yield
+        finally:
+            (self._here / "tracing_on").write_text("0")
+
+    def exits(self) -> dict[str, int] | None:
+        """Reason, as the kernel prints it -> how often; None if events were lost."""
+        for stats in (self._here / "per_cpu").glob("cpu*/stats"):
+            if _OVERRUN.search(stats.read_text()):
+                return None
+        return count((self._here / "trace").read_text(errors="replace"))
+
+
+def count(text: str) -> dict[str, int]:
+    """The kvm_exit events in the text of a trace, by reason."""
+    found: dict[str, int] = {}
+    for reason in _LINE.findall(text):
+        found[reason] = found.get(reason, 0) + 1
+    return found
+
+
+@contextlib.contextmanager
+def tracer(root: Path = ROOT) -> Iterator[Tracer]:
+    """A tracer for the calling thread and the threads it will start.
+
+    Raises:
+        MissingError: This user, or this kernel, cannot trace kvm; the message says why.
+    """
+    where = tracefs.find(root)
+    if reason := permissions.locked_down(root):
+        raise MissingError(reason)
+    if where is None or not tracefs.may_write(where):
+        raise MissingError(permissions.no_tracefs(where, root))
+    if not (where / "events/kvm/kvm_exit").is_dir():
+        raise MissingError(permissions.no_kvm_events(root))
+    with tracefs.instance(where) as here:
+        try:
+            (here / "tracing_on").write_text("0")
+            # The buffer stays as it is, for some 20,000 exits: to resize it takes longer than all the rest.
+            for name, value in (
+                ("options/event-fork", "1"),
+                ("set_event_pid", str(threading.get_native_id())),
+                ("events/kvm/kvm_exit/enable", "1"),
+            ):
+                (here / name).write_text(value)
+        except OSError as error:
+            raise MissingError(f"the kernel refuses to trace kvm_exit: {error.strerror}") from None
+        yield Tracer(here)
