@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from worldswitch.guest.check import features
 from worldswitch.guest.context import Context, Memory
-from worldswitch.guest.emit import Assembler, Section, resolve
+from worldswitch.guest.emit import Assembler, resolve
 from worldswitch.guest.image import AREA_SIZE, Entry, Image, Region, Segment
 from worldswitch.guest.layout import OWN_MEMORY, WINDOWS
 from worldswitch.guest.operations import Access, Fetch, Operation, SingleStep, User, WriteEntry
@@ -16,7 +15,17 @@ from worldswitch.guest.program import SIZES, Layout, Mode, Program, ProgramError
 from worldswitch.guest.runtime import Places, page_of, tables_of, write_bare, write_vcpu
 from worldswitch.guest.tables import Table, Tables, build, translations
 from worldswitch.x86.paging import (
-    ACCESSED, DIRTY, ENTRIES, FIVE_LEVEL, FOUR_LEVEL, PAE, PRESENT, TABLE_SIZE, USER, WRITABLE, Paging,
+    ACCESSED,
+    DIRTY,
+    ENTRIES,
+    FIVE_LEVEL,
+    FOUR_LEVEL,
+    PAE,
+    PRESENT,
+    TABLE_SIZE,
+    USER,
+    WRITABLE,
+    Paging,
 )  # fmt: skip
 from worldswitch.x86.registers import CR4, bit_mask
 
@@ -61,10 +70,9 @@ def assemble(program: Program) -> Image:
     memories = [_memory(program, number, arena, base, barrier) for number in range(len(program.vcpus))]
     window, tables = _tables(program, arena)
     contexts, starts = [], []
+    bits = 64 if program.mode is Mode.LONG else 32
     for number, vcpu in enumerate(program.vcpus):
-        context = Context(
-            program, number, Assembler(64 if program.mode is Mode.LONG else 32), memories[number], tables, base
-        )
+        context = Context(program, number, Assembler(bits), memories[number], tables, base)
         starts.append(write_vcpu(context, vcpu))
         contexts.append(context)
     sections = [section for context in contexts for section in (context.code, context.user) if len(section)]

@@ -129,9 +129,8 @@ class Context:
         if self.long and not self.in_fix and self.depth < 3:
             return (R8, R9, R10)[self.depth]
         if self.depth >= MAX_DEPTH or self.bare:
-            raise self.error(
-                f"is a repeat in {self.depth} others; at most {2 if self.bare else MAX_DEPTH - 1} are possible"
-            )
+            deepest = 3 if self.bare else MAX_DEPTH
+            raise self.error(f"is a repeat in {self.depth} others; {deepest} may be nested")
         slot = self.depth + (MAX_DEPTH if self.in_fix else 0)
         return Mem(disp=self.memory.page + COUNTERS + 8 * slot)
 

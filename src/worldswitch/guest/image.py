@@ -27,7 +27,6 @@ MAX_FAULTS = 1024
 AREA_SIZE = (FAULT_LOG + FAULT.size * MAX_FAULTS + 4095) // 4096 * 4096
 
 
-
 @dataclass(frozen=True)
 class Segment:
     """Bytes to put at a guest-physical address."""
@@ -141,7 +140,9 @@ class Image:
                 **head,
             )
         except (ValueError, KeyError, TypeError, struct.error, zlib.error) as error:
-            raise TraceFormatError(f"the image of a guest program is damaged ({error}); make it again: wsw bundle") from None
+            raise TraceFormatError(
+                f"the image of a guest program is damaged ({error}); make it again: wsw bundle"
+            ) from None
 
 
 @dataclass(frozen=True)

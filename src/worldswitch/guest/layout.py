@@ -13,4 +13,4 @@ OWN_MEMORY = 2 << 20
 WINDOW_SIZE = OWN_MEMORY
 WINDOWS = {Mode.LONG: 0xFFFF_FFFF_FFC0_0000, Mode.PAE: 0xFFC0_0000, Mode.FLAT: 0}
 """Virtual address of the window in each mode; without paging it is where the memory is.
-Sign-extended from 32 bits it is the same in both paging modes, so that code reaches all of it without a base register."""
+Its low 32 bits, sign-extended, are all of it, so that code reaches what lies there without a base register."""

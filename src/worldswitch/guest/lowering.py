@@ -7,11 +7,39 @@ from typing import Any
 
 from worldswitch.guest.accesses import lower_access, lower_single_step, lower_user
 from worldswitch.guest.context import Context
-from worldswitch.guest.emit import SI, A, B, C, D, Imm, Label, Mem, signed
+from worldswitch.guest.emit import SI, A, B, C, D, Imm, Label, Mem
 from worldswitch.guest.operations import (
-    FLAGS, Bits, Clac, Clts, Cpuid, Fetch, Hlt, In, Invlpg, Invpcid, Lmsw, Load, Meet, Nop, Operation, Out, ReadCr,
-    ReadDr, ReadEntry, ReadMsr, ReadPkru, Repeat, SingleStep, Stac, Store, SwitchSpace, User, Vmcall, WriteCr, WriteDr,
-    WriteEntry, WriteMsr, WritePkru,
+    Clac,
+    Clts,
+    Cpuid,
+    Fetch,
+    Hlt,
+    In,
+    Invlpg,
+    Invpcid,
+    Lmsw,
+    Load,
+    Meet,
+    Nop,
+    Operation,
+    Out,
+    ReadCr,
+    ReadDr,
+    ReadEntry,
+    ReadMsr,
+    ReadPkru,
+    Repeat,
+    SingleStep,
+    Stac,
+    Store,
+    SwitchSpace,
+    User,
+    Vmcall,
+    WriteCr,
+    WriteDr,
+    WriteEntry,
+    WriteMsr,
+    WritePkru,
 )  # fmt: skip
 from worldswitch.guest.tables import flag_mask
 from worldswitch.x86.paging import ADDRESS, KEY, KEY_SHIFT
@@ -78,7 +106,7 @@ def _switch_space(c: Context, switch: SwitchSpace) -> None:
         c.asm.ins(f"MOV_CR_R{c.asm.bits}", "CR3", A.sized(c.asm.bits))
 
 
-def _clts(c: Context, clts: Clts) -> None:
+def _clts(c: Context, _: Clts) -> None:
     c.asm.ins("CLTS")
     c.asm.op("AND", c.believed(0), ~TASK_SWITCHED)
 
@@ -131,7 +159,7 @@ def _invpcid(c: Context, invpcid: Invpcid) -> None:
 
 
 def _write_entry(c: Context, write: WriteEntry) -> None:
-    """Read, change, write: one store in 64-bit code; in 32-bit code one to each half that changes, the high one first."""
+    """Read, change, write: one store in 64-bit code; in 32-bit code one to each half that changes, high one first."""
     clear, set_, toggle = (flag_mask(names) for names in (write.clear, write.set, write.toggle))
     if write.pa is not None:
         clear, set_ = clear | ADDRESS, set_ | (write.pa & ADDRESS)
@@ -156,12 +184,12 @@ def _read_entry(c: Context, read: ReadEntry) -> None:
         c.keep(pair=True)
 
 
-def _stac(c: Context, operation: Operation) -> None:
+def _stac(c: Context, _: Stac) -> None:
     with c.guarded():
         c.asm.ins("STAC")
 
 
-def _clac(c: Context, operation: Operation) -> None:
+def _clac(c: Context, _: Clac) -> None:
     with c.guarded():
         c.asm.ins("CLAC")
 
@@ -217,7 +245,7 @@ def _out(c: Context, write: Out) -> None:
     c.asm.ins(f"OUT_DX_{register}", "DX", register)
 
 
-def _hlt(c: Context, hlt: Hlt) -> None:
+def _hlt(c: Context, _: Hlt) -> None:
     c.asm.ins("HLT")
 
 
@@ -259,7 +287,7 @@ def _repeat(c: Context, repeat: Repeat) -> None:
     asm.jump(top, "JNE")
 
 
-def _meet(c: Context, meet: Meet) -> None:
+def _meet(c: Context, _: Meet) -> None:
     """The last to arrive resets the count and starts a new generation; the others spin on the generation."""
     asm, spin, over = c.asm, Label(), Label()
     arrived, generation = Mem(disp=c.memory.barrier), Mem(disp=c.memory.barrier + 64)

@@ -331,9 +331,9 @@ OPERATIONS: MappingProxyType[str, type[Operation]] = MappingProxyType(
     {
         kind.word: kind
         for kind in (
-            Load, Store, Fetch, WriteCr, ReadCr, SwitchSpace, Clts, Lmsw, ReadMsr, WriteMsr, Invlpg, Invpcid, WriteEntry,
-            ReadEntry, Stac, Clac, WritePkru, ReadPkru, Cpuid, Vmcall, In, Out, Hlt, ReadDr, WriteDr, SingleStep, Nop, User,
-            Repeat, Meet,
+            Load, Store, Fetch, WriteCr, ReadCr, SwitchSpace, Clts, Lmsw, ReadMsr, WriteMsr, Invlpg, Invpcid,
+            WriteEntry, ReadEntry, Stac, Clac, WritePkru, ReadPkru, Cpuid, Vmcall, In, Out, Hlt, ReadDr, WriteDr,
+            SingleStep, Nop, User, Repeat, Meet,
         )
     }
 )  # fmt: skip

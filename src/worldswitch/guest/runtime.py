@@ -1,4 +1,4 @@
-"""What surrounds the operations of a program: the pass loop, descriptor tables, exception handlers, the way back from CPL 3.
+"""What surrounds a program's operations: the pass loop, descriptor tables, exception handlers, the way back from CPL 3.
 
 An exception is recorded in the result area. Without a handler in the program the guest goes on at the resume
 address, at CPL 0, with the stack of the code it goes on with. With one, the fix runs first, and with *retry* the
@@ -16,8 +16,21 @@ from dataclasses import dataclass
 
 from worldswitch.guest import image
 from worldswitch.guest.context import (
-    BELIEVED, CALL_GATE, CODE, DATA, DESCRIPTORS, GATES, IN_FIX, LEAVE_USER, RESUME_STACK, RETRIED_BIT, TASK_STATE, TSS,
-    USER_DATA, Context, store_value,
+    BELIEVED,
+    CALL_GATE,
+    CODE,
+    DATA,
+    DESCRIPTORS,
+    GATES,
+    IN_FIX,
+    LEAVE_USER,
+    RESUME_STACK,
+    RETRIED_BIT,
+    TASK_STATE,
+    TSS,
+    USER_DATA,
+    Context,
+    store_value,
 )  # fmt: skip
 from worldswitch.guest.emit import BP, DI, R12, R13, SI, SP, A, B, C, D, Imm, Label, Mem, Reg
 from worldswitch.guest.layout import OWN_MEMORY
@@ -221,14 +234,19 @@ def _skip(c: Context) -> None:
     _current_alignment_check(c)
     asm.op("OR", A, RESUME_FLAGS)
     asm.mov(SP, Mem(disp=c.memory.page + RESUME_STACK))
-    if c.long:
-        asm.mov(C, SP)
-        asm.push(DATA)
-        asm.push(C)
+    if not c.long:
+        # KVM's emulator, by which a software KVM runs 32-bit code, has IRET in real mode only.
+        asm.push(A)
+        asm.ins("POPFD")
+        asm.ins("JMP_RM32", c.resume.sized(32))
+        return
+    asm.mov(C, SP)
+    asm.push(DATA)
+    asm.push(C)
     asm.push(A)
     asm.push(CODE)
     asm.push(c.resume)
-    asm.ins(_iret(c))
+    asm.ins("IRETQ")
 
 
 def _current_alignment_check(c: Context) -> None:

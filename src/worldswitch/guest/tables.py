@@ -77,7 +77,7 @@ class Tables:
         value = self.paging.leaf(pages.pa, flags, level, pages.key)
         step, va, left = reach(level), pages.va, pages.count
         while left:
-            index = self.paging.index(va, level)
+            index = self.paging.slot(va, level)
             count = min(left, ENTRIES - index)
             table = self._descend(va, level)
             if table is None or not table.fill(index, value, step, count):
@@ -90,7 +90,7 @@ class Tables:
     def graft(self, va: int, table: Table) -> None:
         """Let *table*, which may be part of several spaces, translate the region around *va*."""
         parent = self._descend(va, table.level + 1)
-        index = self.paging.index(va, table.level + 1)
+        index = self.paging.slot(va, table.level + 1)
         if parent is None or parent.used[index]:
             raise ProgramError(f"space {self.name}: pages overlap the program's own window at {va:#x}; move them")
         parent.used[index] = 1
@@ -124,9 +124,9 @@ class Tables:
             raise ProgramError(f"{self.paging.name} has no level {level}; levels are 1 to {self.paging.levels}")
         table = self.root
         while table.level > level:
-            child = table.children.get(self.paging.index(va, table.level))
+            child = table.children.get(self.paging.slot(va, table.level))
             if child is None:
-                used = table.used[self.paging.index(va, table.level)]
+                used = table.used[self.paging.slot(va, table.level)]
                 there = f"level {table.level}, which maps a page" if used else f"nothing below level {table.level}"
                 raise ProgramError(
                     f"space {self.name} has no entry of level {level} for {va:#x}: it has {there}; name that level, "
@@ -134,7 +134,7 @@ class Tables:
                 )
             table = child
         assert table.gpa is not None
-        return table.gpa + 8 * self.paging.index(va, level)
+        return table.gpa + 8 * self.paging.slot(va, level)
 
     def _largest(self) -> str:
         return " or ".join(size for size, level in LEVELS.items() if level in self.paging.leaves)
@@ -142,7 +142,7 @@ class Tables:
     def _descend(self, va: int, level: int) -> Table | None:
         table = self.root
         while table.level > level:
-            index = self.paging.index(va, table.level)
+            index = self.paging.slot(va, table.level)
             if index not in table.children:
                 if table.used[index]:
                     return None

@@ -38,7 +38,7 @@ class Paging(NamedTuple):
     root_reserves: bool = False
     keys: bool = True
 
-    def index(self, va: int, level: int) -> int:
+    def slot(self, va: int, level: int) -> int:
         """Which entry of a table of *level* translates *va*."""
         top = self.linear - shift(level) if level == self.levels else 9
         return (va >> shift(level)) & ((1 << top) - 1)
