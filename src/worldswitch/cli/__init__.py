@@ -14,10 +14,13 @@ from worldswitch.errors import MissingError, WorldswitchError, printable
 
 COMMANDS: dict[str, tuple[str, str]] = {
     "analyze": ("analyze", "Say what the world switches in a trace cost, and why they happened."),
+    "bundle": ("bundle", "Write one file that runs guest programs where there is nothing but python3."),
     "convert": ("convert", "Write a trace in another format."),
     "kernels": ("kernels", "List kernels and the facts about KVM in each, or how two differ."),
+    "programs": ("programs", "List the guest and host programs that can be run."),
     "record": ("record", "Record the KVM events that the other commands need."),
     "rules": ("rules", "List the rules of KVM, each with its source."),
+    "run": ("run", "Run guest programs and say what their world switches were."),
     "whatif": ("whatif", "Say what another kernel or setting would save."),
 }
 """Command -> the module of this package it lives in, and one line of help."""

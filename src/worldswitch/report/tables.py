@@ -59,6 +59,13 @@ def wrapped(text: str) -> str:
     return textwrap.fill(printable(text), WIDTH)
 
 
+def indented(text: str) -> str:
+    """*text* in lines as wide as a table may be, each four columns in."""
+    import textwrap
+
+    return textwrap.fill(printable(text), WIDTH, initial_indent="    ", subsequent_indent="    ")
+
+
 def paragraphs(title: str, sentences: Iterable[str]) -> str:
     """A title and one wrapped item per sentence; nothing if there is none."""
     import textwrap

@@ -1,8 +1,8 @@
 """What the processor makes of a memory access: nothing, or a page fault with its error code.
 
 Sources: Intel SDM volume 3, sections 4.5 (formats of entries, reserved bits), 4.6 (access rights, protection keys) and
-4.7 (error codes); AMD APM volume 2, sections 5.6 "Page-Protection Checks" and 8.4.2 "Page-Fault Error Code". Shadow-stack
-accesses, supervisor protection keys and paging with 32-bit entries are not covered.
+4.7 (error codes); AMD APM volume 2, sections 5.6 "Page-Protection Checks" and 8.4.2 "Page-Fault Error Code".
+Shadow-stack accesses, supervisor protection keys and paging with 32-bit entries are not covered.
 """
 
 from __future__ import annotations

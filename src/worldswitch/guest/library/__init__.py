@@ -5,7 +5,6 @@ A *spec* is a name with parameters, ``name`` or ``name:key=value,...``, or the p
 
 from __future__ import annotations
 
-import re
 from functools import cache
 from importlib import import_module
 
@@ -14,7 +13,6 @@ from worldswitch.guest.library.registry import SHIPPED, Parameter, Shipped, Valu
 from worldswitch.guest.program import Program
 
 _FAMILIES = ("toggles", "instructions", "memory", "switches", "recorded", "access")
-_ARGUMENT = re.compile(r"\s*[A-Za-z_][\w-]*\s*=")
 
 
 def names() -> list[str]:
@@ -66,17 +64,6 @@ def parse(spec: str) -> tuple[str, dict[str, Value]]:
 def is_file(spec: str) -> bool:
     """Whether *spec* is the path of a TOML file."""
     return spec.endswith(".toml")
-
-
-def split(text: str) -> list[str]:
-    """The specs in a list with commas: ``cr0-wp,page-touch:size=2M,pages=8,cpuid`` are three."""
-    specs: list[str] = []
-    for part in text.split(","):
-        if specs and ":" in specs[-1] and ":" not in part and _ARGUMENT.match(part):
-            specs[-1] += f",{part}"
-        elif part.strip():
-            specs.append(part.strip())
-    return specs
 
 
 def find(name: str) -> Shipped:

@@ -126,9 +126,8 @@ class Verdict(NamedTuple):
 
 @shipped("access")
 def access(*, features: str = "none") -> dict[str, Any]:
-    """Makes every kind of access (read, write, fetch; CPL 0 and 3) to every kind of page under every setting of the
-    bits that decide; features adds cases for what a processor has of smep, smap and pku: none, all, or some joined by
-    plus signs.
+    """Makes every kind of access to every kind of page under every setting of the bits that decide; features (none,
+    all, or some of smep, smap and pku, joined by plus signs) adds the cases that need them.
 
     Expect: each access faults or goes ahead as Intel SDM volume 3, sections 4.6 and 4.7, says; exits only with shadow
     paging.
@@ -239,7 +238,7 @@ def _settings(features: frozenset[str]) -> Iterator[Setting]:
     every += [Setting(wp, smap=True, ac=ac) for wp in (True, False) for ac in (False, True)]
     # Of keys 0 and 1: nothing denied; key 1's reads and writes; key 1's writes.
     every += [Setting(wp, pkru=pkru) for wp in (True, False) for pkru in (0, 0b0100, 0b1000)]
-    every += [Setting(wp, smap=True, pkru=0b0100) for wp in (True, False)]
+    every.append(Setting(True, smap=True, pkru=0b0100))
     return (setting for setting in every if setting.needs <= features)
 
 

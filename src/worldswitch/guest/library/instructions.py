@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
+from worldswitch.errors import UsageError
 from worldswitch.guest.library.registry import limited, shipped
 from worldswitch.guest.operations import (
     Cpuid,
@@ -25,7 +27,7 @@ from worldswitch.guest.operations import (
     WriteMsr,
 )
 from worldswitch.guest.program import Handler, Pages, Space, Vcpu
-from worldswitch.x86.msrs import msr_number
+from worldswitch.x86.msrs import MSRS, msr_number
 
 _RESET_PAT = 0x0007040600070406
 
@@ -86,7 +88,9 @@ def msr(*, name: str = "PAT", write: bool = False, value: int = _RESET_PAT) -> d
 
     Source: Intel SDM volume 3, "MSR-Bitmap Address"; AMD APM volume 2, section 15.11 "MSR Intercepts".
     """
-    number = int(name, 0) if name[:1].isdecimal() else msr_number(name)
+    number = int(name, 0) if re.fullmatch("0x[0-9a-fA-F]+|[0-9]+", name) else msr_number(name)
+    if write and value == _RESET_PAT and number != MSRS["PAT"]:
+        raise UsageError(f"msr: say which value to write to {name}, such as msr:name={name},write=true,value=0")
     return _each("access", WriteMsr(number, value) if write else ReadMsr(number))
 
 

@@ -76,12 +76,16 @@ def _texts(function: Callable[..., Any]) -> tuple[str, str, str]:
 
 def spec(name: str, arguments: dict[str, Value]) -> str:
     """``cr0-wp`` or ``cr0-wp:single=true``."""
-    shown = ",".join(f"{key}={_shown(value)}" for key, value in arguments.items())
-    return f"{name}:{shown}" if shown else name
+    words = ",".join(f"{key}={shown(value)}" for key, value in arguments.items())
+    return f"{name}:{words}" if words else name
 
 
-def _shown(value: Value) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
+def shown(value: Value) -> str:
+    """*value* as it is written in a spec."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    # Numbers this large are addresses and register values.
+    return f"{value:#x}" if isinstance(value, int) and value >= 1 << 20 else str(value)
 
 
 def parse_argument(parameter: Parameter, text: str, program: str) -> Value:

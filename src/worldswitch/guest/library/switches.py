@@ -75,8 +75,8 @@ def kernexec(*, cet: bool = False) -> dict[str, Any]:
 def ssdd(
     *, pairs: int = 1, steps: int = 1000, pcid: bool = False, cet: bool = False, extra_pairs: int = 0
 ) -> dict[str, Any]:
-    """One step of rt-tests' ssdd on a KERNEXEC kernel, which opens and closes around each switch of tracer and tracee;
-    a pass has one step of each of the pairs, and there are as many passes as steps says unless -n says otherwise.
+    """Makes steps of rt-tests' ssdd on a KERNEXEC kernel, which opens and closes around each switch of tracer and
+    tracee: one of each of the pairs a pass, and as many passes as steps says unless -n says otherwise.
 
     Expect: per step 3 system calls and 1 #DB, 2 context switches, 8 (pcid) or 16 writes that change CR0.WP, with cet
     as many of CR4.CET; where the guest owns those bits, about 2 exits remain: #DB and MOV DR.
