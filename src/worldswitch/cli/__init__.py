@@ -18,6 +18,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "convert": ("convert", "Write a trace in another format."),
     "kernels": ("kernels", "List kernels and the facts about KVM in each, or how two differ."),
     "programs": ("programs", "List the guest and host programs that can be run."),
+    "lab": ("lab", "Run real kernels with real KVM inside an emulator."),
     "record": ("record", "Record the KVM events that the other commands need."),
     "rules": ("rules", "List the rules of KVM, each with its source."),
     "run": ("run", "Run guest programs and say what their world switches were."),

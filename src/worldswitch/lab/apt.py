@@ -249,7 +249,7 @@ def _packages(printed: str) -> list[Package]:
     """What ``--print-uris`` said."""
     found = []
     for url, file, size, digest in _PRINTED.findall(printed):
-        parts = unquote(file).removesuffix(".deb").split("_")
+        parts = re.sub(r"(\.deb|\.(orig|debian)\.tar\..*|\.dsc)$", "", unquote(file)).split("_")
         version = parts[1] if len(parts) > 1 else ""
         found.append(Package(parts[0], version, unquote(file), url, digest, int(size)))
     return found
