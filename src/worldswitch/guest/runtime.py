@@ -46,7 +46,8 @@ ALIGNMENT_CHECK = 1 << 18
 RESUME_FLAGS = 1 << 1
 """RFLAGS to resume with, besides AC: only the bit that is always 1."""
 SAVED = (A, C, D, B, SI, DI)
-"""Scratch registers of operations, saved while an exception is handled."""
+"""Registers saved while an exception is handled: scratch registers of operations, and EDI, the last, which 32-bit code
+counts in."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,6 +226,8 @@ def _record(c: Context) -> None:
     asm.mov(Mem(DI, disp=log + 32), A)
     asm.bind(full)
     asm.inc(count)
+    if c.body_pass == DI:
+        asm.mov(DI, Mem(SP))
 
 
 def _skip(c: Context) -> None:
