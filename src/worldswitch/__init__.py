@@ -34,6 +34,8 @@ __all__ = [
     "whatif",
 ]
 
+__version__ = "0.1.0"
+
 _HOMES = {
     "errors": ("WorldswitchError",),
     "kvm.facts": ("kernel",),

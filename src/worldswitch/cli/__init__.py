@@ -61,12 +61,11 @@ class Commands(click.Group):
 def _version(ctx: click.Context, _param: click.Parameter, value: bool) -> None:
     if not value or ctx.resilient_parsing:
         return
-    from importlib.metadata import version
-
+    from worldswitch import __version__
     from worldswitch.trace import pairing
 
     compiled = "compiled" if not str(pairing.__file__).endswith(".py") else "not compiled: slow, install a C compiler"
-    click.echo(f"wsw {version('worldswitch')} ({compiled})")
+    click.echo(f"wsw {__version__} ({compiled})")
     ctx.exit()
 
 

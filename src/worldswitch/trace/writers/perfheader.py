@@ -118,10 +118,10 @@ def feature_section(features: Mapping[int, bytes], offset: int) -> bytes:
 
 def host_features(meta: Meta, cpus: int, isa: int) -> Iterator[tuple[int, bytes]]:
     """What is known of host and recorder; *isa* (of kvm_exit) tells the vendor where *meta* does not."""
-    from importlib.metadata import version
+    from worldswitch import __version__
 
     vendor = meta.vendor or _VENDOR_OF_ISA.get(isa)
-    yield VERSION, string(f"worldswitch {version('worldswitch')}")
+    yield VERSION, string(f"worldswitch {__version__}")
     yield ARCH, string("x86_64")
     if cpus := meta.cpus or cpus:
         yield NRCPUS, struct.pack("<II", cpus & 0xFFFFFFFF, cpus & 0xFFFFFFFF)

@@ -263,14 +263,14 @@ def _section(number: int, label: int, data: bytes, compress: Compress | None) ->
 
 
 def _host_options(spool: _Spool) -> Iterator[tuple[int, bytes]]:
-    from importlib.metadata import version
+    from worldswitch import __version__
 
     meta = spool.meta
     yield _TRACECLOCK, encoded(f"[{meta.clock or 'local'}]") + b"\0"
     if meta.kernel is not None or meta.host is not None:
         release = (meta.kernel or "(none)").removesuffix(" x86_64")
         yield _UNAME, encoded(f"Linux {meta.host or '(none)'} {release} x86_64") + b"\0"
-    yield _VERSION, encoded(f"worldswitch {version('worldswitch')}") + b"\0"
+    yield _VERSION, encoded(f"worldswitch {__version__}") + b"\0"
     if spool.options.version == 7:
         yield _CPUCOUNT, struct.pack("<I", spool.cpus)
     for cpu in range(spool.cpus):

@@ -1,0 +1,238 @@
+"""``wsw run``: guest and host programs, on the machines there are."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from worldswitch.cli import DONE, INTERRUPTED, MISSING, UNSTABLE, USAGE, options
+from worldswitch.cli.machines import Machine, machines
+from worldswitch.cli.work import prepare
+from worldswitch.errors import MissingError, UsageError, WorldswitchError, printable
+from worldswitch.kit.running import Failure, Settings, Work
+from worldswitch.kit.words import LARGEST_N, MOST_RUNS, features
+from worldswitch.live.cells import CREATE_VM
+from worldswitch.units import parse_duration
+
+if TYPE_CHECKING:
+    from worldswitch.record.result import Cell, Result
+
+
+class _Remembering(click.Command):
+    """Keeps the words it was called with, to call itself again under a recorder."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        ctx.meta["words"] = tuple(args)
+        return super().parse_args(ctx, args)
+
+
+@dataclass(slots=True)
+class _Outcome:
+    """What has finished so far, and what went wrong."""
+
+    cells: list[Cell] = field(default_factory=list)
+    failures: list[Failure] = field(default_factory=list)
+    interrupted: bool = False
+
+    @property
+    def status(self) -> int:
+        if self.interrupted:
+            return INTERRUPTED
+        if self.failures:
+            return MISSING if isinstance(self.failures[0].error, MissingError) else USAGE
+        return DONE if all(cell.steady for cell in self.cells) else UNSTABLE
+
+
+@click.command(cls=_Remembering)
+@click.argument("programs", nargs=-1, required=True, metavar="PROGRAM[:KEY=VALUE,...]|FILE.toml...")
+@click.option("--on", default="kvm", metavar="MACHINE,...", help="Where to run: kvm is this host's.  [default: kvm]")
+@click.option("-n", type=click.IntRange(1, LARGEST_N), help="Units to time, such as pairs.  [default: the program's]")
+@click.option("--repeat", type=click.IntRange(1, MOST_RUNS), help="Runs that count, after a warm-up.  [default: 5]")
+@click.option("--set", "sets", multiple=True, metavar="NAME=VALUE", help="cpuid.FEATURE=0|1: hide or show it.")
+@click.option("--deadline", default="10s", metavar="DURATION", help="Stop a guest that runs longer.  [default: 10s]")
+@click.option("--save", metavar="FILE", help="Keep the results, for wsw compare.")
+@click.option("--trace", "output", metavar="OUT", help="Record KVM's events too; the ending tells the format.")
+@click.option("--vms", type=click.IntRange(0, 100_000), help="create-vm: idle VMs that are there already.")
+@click.option("--burst", type=click.IntRange(1, 10_000), help="create-vm: VMs made at once.")
+@click.option("--workers", type=click.Choice(("threads", "processes")), help="create-vm: what makes them.")
+@click.option("--first-run", is_flag=True, help="create-vm: time the first KVM_RUN of each too.")
+@click.option("--cgroup", metavar="PATH", help="create-vm: make them in this cgroup.")
+@options.as_json
+@options.as_python
+@click.pass_context
+def run(
+    ctx: click.Context,
+    /,
+    programs: tuple[str, ...],
+    on: str,
+    n: int | None,
+    repeat: int | None,
+    sets: tuple[str, ...],
+    deadline: str,
+    save: str | None,
+    output: str | None,
+    as_json: bool,
+    as_python: bool,
+    **create: Any,
+) -> int:
+    """Run guest programs and say what their world switches were: exits by reason, time, faults, for each unit.
+
+    A program is one that ships (wsw programs lists them), a TOML file, or create-vm, for which no guest runs. Several
+    are separated by commas or spaces. Exits and time are those of the program alone: a run with n=0 is subtracted.
+    """
+    work = prepare(programs)
+    settings = _settings(work, n, repeat, sets, deadline, create)
+    if as_python:
+        click.echo(_python(programs, settings))
+        return DONE
+    chosen = machines(on)
+    _check_writable(save)
+    if output is not None:
+        from worldswitch.cli.traced import run_traced
+
+        return run_traced(["run", *_without_trace(ctx.meta["words"])], output)
+    started = _now()
+    with _ended_politely():
+        done = _run(chosen, work, settings)
+        result = _result(done, chosen, ("wsw", "run", *ctx.meta["words"]), settings, started)
+        if save is not None and done.cells:
+            from worldswitch.record.resultfile import save as keep
+
+            keep(result, save)
+        _show(result, done, as_json)
+    return done.status
+
+
+@contextmanager
+def _ended_politely() -> Iterator[None]:
+    """A SIGTERM is a Ctrl-C, so that what is finished is shown and kept."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _now() -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+
+
+def _settings(
+    work: Sequence[Work], n: int | None, repeat: int | None, sets: Sequence[str], deadline: str, create: dict[str, Any]
+) -> Settings:
+    makes_vms = any(one.spec == CREATE_VM for one in work)
+    given = {name: value for name, value in create.items() if value not in (None, False)}
+    if given and not makes_vms:
+        name = next(iter(given)).replace("_", "-")
+        raise UsageError(f"--{name} is for the program create-vm, which is not among those to run")
+    limit = parse_duration(deadline) / 1e9
+    if limit <= 0:
+        raise UsageError(f"--deadline {printable(deadline)!r} leaves no time; write a duration such as 60s")
+    return Settings(n, repeat, features(sets), limit, given)
+
+
+def _check_writable(save: str | None) -> None:
+    """Refuse a name for the results before anything has run that could be lost."""
+    import os
+    from pathlib import Path
+
+    if save is None:
+        return
+    path = Path(save)
+    if path.is_dir() or not path.name:
+        raise UsageError(f"{printable(save)!r} is a folder; give --save the name of a file")
+    if not path.parent.is_dir():
+        raise MissingError(f"the folder {printable(str(path.parent))!r} does not exist; make it, or --save elsewhere")
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise MissingError(f"this user may not write {printable(save)!r}; give --save another name")
+
+
+def _run(chosen: Sequence[tuple[str, Machine]], work: Sequence[Work], settings: Settings) -> _Outcome:
+    from worldswitch.cli.progress import Line
+
+    done, line = _Outcome(), Line()
+
+    def failed(spec: str, error: WorldswitchError) -> None:
+        line.clear()
+        click.echo(f"wsw: {error}" if len(work) == 1 else f"wsw: {printable(spec)}: {error}", err=True)
+        done.failures.append(Failure(spec, error))
+
+    try:
+        for name, machine in chosen:
+            try:
+                for one in machine.run(work, settings, lambda text: line.say(lambda: text)):
+                    if isinstance(one, Failure):
+                        failed(*one)
+                    else:
+                        done.cells.append(one)
+            except WorldswitchError as error:
+                failed(name, error)
+    except KeyboardInterrupt:
+        done.interrupted = True
+    finally:
+        line.clear()
+    return done
+
+
+def _result(
+    done: _Outcome, chosen: Sequence[tuple[str, Machine]], argv: tuple[str, ...], settings: Settings, started: str
+) -> Result:
+    from dataclasses import asdict
+
+    from worldswitch import __version__
+    from worldswitch.record.result import Environment, Provenance, Result
+
+    provenance = Provenance(__version__, argv, asdict(settings), None, started, _now())
+    environment = chosen[0][1].environment() if len(chosen) == 1 else Environment()
+    return Result(tuple(done.cells), provenance, environment)
+
+
+def _show(result: Result, done: _Outcome, as_json: bool) -> None:
+    if as_json:
+        failures = [{"program": one.spec, "error": str(one.error)} for one in done.failures]
+        options.print_json({**result.to_run_json(), "failures": failures})
+    elif result.cells:
+        from worldswitch.cli.run_text import text
+
+        click.echo(text(result), nl=False)
+    if done.interrupted:
+        click.echo("wsw: interrupted; what was finished is shown" if result.cells else "wsw: interrupted", err=True)
+    elif done.status == UNSTABLE:
+        shaky = [str(cell.dimensions.get("program")) for cell in done.cells if not cell.steady]
+        click.echo(f"wsw: measured, but not stable: {printable(', '.join(shaky))}; see the notes", err=True)
+
+
+def _without_trace(words: Sequence[str]) -> list[str]:
+    """The words without --trace and its value."""
+    kept: list[str] = []
+    skip = False
+    for word in words:
+        if skip:
+            skip = False
+        elif word == "--trace":
+            skip = True
+        elif not word.startswith("--trace="):
+            kept.append(word)
+    return kept
+
+
+def _python(programs: Sequence[str], settings: Settings) -> str:
+    from dataclasses import fields
+
+    given = {one.name: getattr(settings, one.name) for one in fields(settings)}
+    chosen = ", ".join(f"{name}={value!r}" for name, value in given.items() if value != getattr(Settings(), name))
+    return "\n".join(
+        [
+            "from worldswitch.cli.work import prepare",
+            "from worldswitch.kit.running import Settings, run_here",
+            "",
+            f"for cell in run_here(prepare({list(programs)!r}), Settings({chosen}), print):",
+            "    print(cell)",
+        ]
+    )

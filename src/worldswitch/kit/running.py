@@ -1,0 +1,119 @@
+"""Programs run one after the other on this host's KVM, each giving a cell or the reason why not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from worldswitch.errors import MissingError, WorldswitchError
+from worldswitch.kit.words import DEADLINE
+
+if TYPE_CHECKING:
+    from worldswitch.guest.image import Image
+    from worldswitch.live.device import Kvm
+    from worldswitch.live.environment import Here
+    from worldswitch.record.result import Cell
+
+Say = Callable[[str], None]
+"""Shows how far it is, if it is time to."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """One program to run.
+
+    Attributes:
+        spec: As it was asked for.
+        image: Assembled; None for a host program.
+    """
+
+    spec: str
+    image: Image | None
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How to run, the same on every machine.
+
+    Attributes:
+        n: Passes of a program's body; None is the program's own default.
+        repeat: Runs that count, after warm-ups; None is the default of what runs it.
+        features: CPUID feature -> whether the guest is shown it; others are as the machine has them.
+        deadline: Seconds one run of a guest may take.
+        create_vm: Options of the host program of that name: vms, burst, workers, first_run, cgroup.
+    """
+
+    n: int | None = None
+    repeat: int | None = None
+    features: Mapping[str, bool] = field(default_factory=dict)
+    deadline: float = DEADLINE
+    create_vm: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Failure(NamedTuple):
+    """A program that did not come to its end; the others go on."""
+
+    spec: str
+    error: WorldswitchError
+
+
+def run_here(work: Sequence[Work], settings: Settings, say: Say) -> Iterator[Cell | Failure]:
+    """A cell for each program as soon as it is finished, or why there is none.
+
+    Raises:
+        MissingError: There is no KVM that could run any of them.
+        KeyboardInterrupt: Ctrl-C; what was finished has been given.
+    """
+    from worldswitch.live.device import Kvm
+    from worldswitch.live.environment import here
+
+    host = here()
+    with Kvm() as kvm:
+        for one in work:
+            try:
+                if one.image is None:
+                    yield from _create_vm(kvm, settings, host, say)
+                else:
+                    yield _guest(kvm, one.image, settings, host, say)
+            except WorldswitchError as error:
+                yield Failure(one.spec, error)
+
+
+def _create_vm(kvm: Kvm, settings: Settings, host: Here, say: Say) -> Iterator[Cell]:
+    from worldswitch.live.cells import CREATE_VM, creations_cell
+    from worldswitch.live.create_vm import INTERRUPTED, Plan, measure
+
+    options = dict(settings.create_vm)
+    if settings.repeat is not None:
+        options["rounds"] = settings.repeat
+
+    def progress(what: str, done: int, total: int) -> None:
+        say(f"{CREATE_VM}: {done:,} of {total:,} {what}")
+
+    found = measure(Plan(**options), kvm, progress)
+    yield creations_cell(found, host)
+    if found.stopped == INTERRUPTED:
+        raise KeyboardInterrupt
+    if found.stopped:
+        raise MissingError(found.stopped)
+
+
+def _guest(kvm: Kvm, image: Image, settings: Settings, host: Here, say: Say) -> Cell:
+    from worldswitch.live.bench import measure
+    from worldswitch.live.cells import program_cell
+
+    def progress(done: int, foreseen: int) -> None:
+        say(f"{image.name}: {done:,} of about {foreseen:,} runs")
+
+    found = measure(
+        image,
+        n=settings.n,
+        repeat=5 if settings.repeat is None else settings.repeat,
+        hide=[name for name, shown in settings.features.items() if not shown],
+        show=[name for name, shown in settings.features.items() if shown],
+        deadline_s=settings.deadline,
+        on_progress=progress,
+        kvm=kvm,
+    )
+    return program_cell(image, found, settings.features, host)
