@@ -87,7 +87,7 @@ def _report(how: Plan, done: Recording, as_json: bool) -> None:
     meta = read_back(done.path)
     counts = {name: n for name, n in meta.events.items() if n}
     following = shlex.join(["wsw", "analyze", str(done.path)]) if counts else None
-    notes = notes_on(how, done, counts, meta)
+    notes = _notes(how, done, counts, meta)
     if as_json:
         options.print_json(
             {
@@ -130,8 +130,7 @@ def read_back(path: Path) -> Meta:
     return source.meta
 
 
-def notes_on(how: Plan, done: Recording, counts: dict[str, int], meta: Meta) -> list[str]:
-    """Sentences on what is wrong with a recording, or missing in it."""
+def _notes(how: Plan, done: Recording, counts: dict[str, int], meta: Meta) -> list[str]:
     notes = list(meta.damage)
     if done.status:
         ended = f"with status {done.status}" if done.status > 0 else f"by signal {-done.status}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,12 +12,13 @@ import click
 
 from worldswitch.cli import INTERRUPTED
 from worldswitch.cli.convert import STDOUT, Target, chosen, write
-from worldswitch.cli.record import notes_on, read_back
+from worldswitch.cli.record import read_back
 from worldswitch.errors import MissingError, UsageError, printable
 from worldswitch.units import format_size
 
 if TYPE_CHECKING:
     from worldswitch.live.record import Recording
+    from worldswitch.record.trace import Meta
 
 _RAW = "perf.data"
 
@@ -34,9 +35,7 @@ def run_traced(arguments: Sequence[str], output: str) -> int:
     """
     from worldswitch.live.record import Request, carry_out, plan
 
-    target = chosen(output)
-    if target.output == STDOUT:
-        raise UsageError("a recording is read back at its end, so it cannot go to standard output; name a file")
+    target = _target(output)
     program = (sys.executable, "-c", "from worldswitch.cli import main; main()", *arguments)
     path = Path(output)
     raw = path.with_name(f".{path.name[:200]}.{os.getpid()}.recording")
@@ -45,7 +44,7 @@ def run_traced(arguments: Sequence[str], output: str) -> int:
         done = carry_out(how)
         meta = read_back(raw)
         counts = {name: n for name, n in meta.events.items() if n}
-        notes = [note for note in notes_on(how, done, counts, meta) if not note.startswith("the command ")]
+        notes = list(_notes(meta, counts))
         size = _save(raw, target, done)
     finally:
         raw.unlink(missing_ok=True)
@@ -56,6 +55,28 @@ def run_traced(arguments: Sequence[str], output: str) -> int:
     lost = f"{meta.lost:,} LOST" if meta.lost else "none lost"
     click.echo(f"{printable(output)}: {size}{sum(counts.values()):,} events, {lost}", err=True)
     return INTERRUPTED if done.status is None else done.status if done.status >= 0 else 128 - done.status
+
+
+def _target(output: str) -> Target:
+    if output == STDOUT:
+        raise UsageError("a recording is read back at its end, so it cannot go to standard output; name a file")
+    try:
+        return chosen(output)
+    except UsageError:
+        raise UsageError(
+            f"--trace {printable(output)!r} does not tell the format; name a folder, or a file that ends in .data, "
+            ".dat, .txt or .json"
+        ) from None
+
+
+def _notes(meta: Meta, counts: Mapping[str, int]) -> Iterator[str]:
+    yield from meta.damage
+    if meta.lost:
+        yield "events were lost; run fewer programs, or fewer units of them (-n), or record onto a faster disk"
+    if not counts:
+        yield "no event was recorded: no vCPU ran"
+    elif "kvm_exit" not in counts:
+        yield "there is no kvm_exit in the recording: no vCPU ran, or this is a software KVM that emits none"
 
 
 def _save(raw: Path, target: Target, done: Recording) -> str:
