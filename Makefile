@@ -26,6 +26,7 @@ check: install
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/vermin -t=3.9- --no-tips --violations --quiet $$($(BIN)/python tools/kit_modules.py)
 
 # The second run takes the hot modules from their .py files, as on a machine without a C compiler.
 test: check
