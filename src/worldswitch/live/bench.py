@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,19 +12,20 @@ from pathlib import Path
 from worldswitch.errors import MissingError, UsageError
 from worldswitch.guest.image import Fault, Image
 from worldswitch.live import reasons as by_reason
-from worldswitch.live.counting import Counted, Counter, per_pass
+from worldswitch.live.counting import COUNT_INTERRUPTS, Counted, Counter, per_pass
 from worldswitch.live.device import Kvm
 from worldswitch.live.machine import Outcome, pinned, run_image
 from worldswitch.live.module import Environment, environment
 from worldswitch.live.permissions import read
 from worldswitch.stats.median import Median, median
 
-MOST_COUNTED = 1000
-"""Passes of a run that is counted, at most; longer ones meet too many interrupts."""
-_FEWER = 8
-"""Where counts do not settle, so many times fewer passes are tried."""
-_FEWEST = 8
+MOST_COUNTED, MOST_UNDISTURBED = 1000, 64
+"""Passes of a run that is counted, at most; the second where KVM does not count interrupts, so that a run must not meet
+any."""
+_FEWER = 4
+"""Where the host interrupts every run, so many times fewer passes are tried."""
 _BASELINES = 3
+_SILENT = "kvm_exit events do not come here, were lost, or did not agree"
 _STAT = Path("/proc/thread-self/stat")
 
 
@@ -64,7 +66,7 @@ class Measurement:
         reasons_from: :data:`~worldswitch.live.reasons.TRACED` or :data:`~worldswitch.live.reasons.COUNTED`.
         reasons_why: Why they are not traced, None if they are.
         unsteady: Counters no two runs agreed on.
-        proven: The exits are the only number that fits the interrupts this host took; else two runs agree on them.
+        proven: The runs that agree met no interrupt at all; else KVM counted the interrupts, or two runs just agree.
         interrupts: Exits by interrupts of the host in all counting runs, which are left out.
         times: None where n is 0 or no run was to be timed.
         faults: Those logged in a counted run; *faults_total* says how many there were.
@@ -125,7 +127,8 @@ def measure(
     Args:
         n: Passes of a timed run; the program's own default if not given.
         repeat: Timed runs; 0 only counts. *warmup* more are run before and not used.
-        count_n: Passes of a counted run; else n, at most 1000, and fewer if that does not settle.
+        count_n: Passes of a counted run; else n, but at most :data:`MOST_COUNTED` or :data:`MOST_UNDISTURBED`, and
+            fewer where the host interrupts every run.
         cpu: Host CPU of vCPU 0; else the one this thread is on. Further vCPUs go to those after it.
         hide, show: CPUID features taken from, and added to, what KVM offers.
         deadline_s: Seconds one run may take.
@@ -152,8 +155,8 @@ def measure(
         bench.foreseen = 4 + (warmup + repeat + _BASELINES if repeat and passes else 0)
         whole, none = bench.count(passes, count_n)
         bench.settle_foreseen(warmup + repeat + _BASELINES if repeat and passes else 0)
+        traced, why = bench.trace(whole.n, stack) if reasons else (None, "it was not asked for")
         times = bench.time(passes, repeat, warmup) if repeat and passes else None
-        traced, why = bench.trace(whole.n) if reasons else (None, "it was not asked for")
         return _measurement(image, passes, whole, none, times, traced, why, bench, host)
 
 
@@ -250,15 +253,19 @@ class _Bench:
 
     def count(self, n: int, count_n: int | None) -> tuple[Counted, Counted]:
         """The counts of some passes, and those of none."""
-        passes = min(n, MOST_COUNTED) if count_n is None else count_n
         none = self._note(self.counter.count(0))
-        whole = self._note(self.counter.count(passes)) if passes else none
-        while whole.unsteady and count_n is None and passes >= _FEWER * _FEWEST:
-            passes //= _FEWER
-            whole = self._note(self.counter.count(passes))
-        return whole, none
+        most = MOST_COUNTED if self.counter.module in COUNT_INTERRUPTS else MOST_UNDISTURBED
+        passes = min(n, most) if count_n is None else count_n
+        whole = None
+        while whole is None:
+            fewer = passes // _FEWER
+            whole = self.counter.count(passes, give_up=count_n is None and fewer > 0)
+            if whole is None:
+                passes = fewer
+        return self._note(whole), none
 
-    def _note(self, counted: Counted) -> Counted:
+    def _note(self, counted: Counted | None) -> Counted:
+        assert counted is not None
         self.interrupts += counted.interrupts
         return counted
 
@@ -284,16 +291,27 @@ class _Bench:
             warmups=tuple(walls[:warmup]),
         )
 
-    def trace(self, n: int) -> tuple[tuple[dict[str, int], dict[str, int]] | None, str | None]:
-        """Exits by reason of *n* passes and of none; None, with why, where kvm_exit does not tell."""
-        silent = "kvm_exit events do not come here, were lost, or did not agree"
+    def trace(
+        self, n: int, stack: contextlib.ExitStack
+    ) -> tuple[tuple[dict[str, int], dict[str, int]] | None, str | None]:
+        """Exits by reason of *n* passes and of none; None, with why, where kvm_exit does not tell.
+
+        The kernel takes some 40 ms of mere waiting to remove the tracing instance; *stack* ends when it is gone.
+        """
+        tracing = contextlib.ExitStack()
         try:
-            with by_reason.tracer() as tracer:
-                whole = self.counter.by_reason(n, tracer)
-                none = self.counter.by_reason(0, tracer) if whole is not None else None
+            tracer = tracing.enter_context(by_reason.tracer())
         except MissingError as missing:
             return None, str(missing)
-        return ((whole, none), None) if whole is not None and none is not None else (None, silent)
+        removal = threading.Thread(target=tracing.close)
+        try:
+            whole = self.counter.by_reason(n, tracer)
+            none = self.counter.by_reason(0, tracer) if whole is not None else None
+            tracer.off()
+        finally:
+            removal.start()
+            stack.callback(removal.join)
+        return ((whole, none), None) if whole is not None and none is not None else (None, _SILENT)
 
 
 def _cycles(outcome: Outcome) -> int | None:

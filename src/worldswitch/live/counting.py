@@ -3,24 +3,29 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import NamedTuple
 
 from worldswitch.live import interrupts, reasons
-from worldswitch.live.interrupts import lowest_twice
 from worldswitch.live.machine import Outcome
 
 Run = Callable[[int, Callable[[], contextlib.AbstractContextManager[object]]], Outcome]
 """Runs n passes, with what is entered around them."""
 
-_MOST_RUNS = 16
+_MOST_RUNS = 24
+_HOPELESS_AFTER = 8
+"""Runs of which the host interrupted every one, after which another will not be spared."""
 _ENOUGH_NS = 10**9
 """Runs that take this long together are not made more often than four times."""
+_COARSE = 6
+"""CLOCK_MONOTONIC_COARSE: include/uapi/linux/time.h."""
 _EXITS, _IRQS = "exits", "irq_exits"
-_COUNTS_INTERRUPTS = ("kvm_intel", "kvm_amd")
-"""Modules that count each exit by an interrupt of the host in irq_exits (handle_external_interrupt, vmx.c;
-intr_interception, svm.c)."""
 
+COUNT_INTERRUPTS = ("kvm_intel", "kvm_amd")
+"""Modules that count each exit by an interrupt of the host in irq_exits (handle_external_interrupt, vmx.c;
+intr_interception, svm.c). With others only a run without any interrupt is sure to count the guest's own exits."""
 HOSTS_OWN = frozenset(
     (
         "irq_exits", "request_irq_exits", "signal_exits", "host_state_reload", "fpu_reload", "req_event", "l1d_flush",
@@ -43,9 +48,8 @@ class Counted:
         interrupts: Exits by interrupts, all runs together.
         runs: How many.
         unsteady: Counters no two runs agree on; of each, the lowest is given.
-        proven: No other number of exits fits the interrupts the host took.
+        proven: Two runs that agree met no interrupt at all.
         outcome: One of the runs that made so many exits.
-        by_reason: Exits by reason as kvm_exit has them; None where it was not asked for or never came.
     """
 
     n: int
@@ -55,7 +59,15 @@ class Counted:
     unsteady: tuple[str, ...]
     proven: bool
     outcome: Outcome
-    by_reason: Mapping[str, int] | None = None
+
+
+class _Run(NamedTuple):
+    """One run: its counters, ``exits`` less irq_exits, and the interrupts its CPUs took (None: not known)."""
+
+    counters: dict[str, int]
+    irq_exits: int
+    interrupts: int | None
+    outcome: Outcome
 
 
 @dataclass
@@ -71,58 +83,61 @@ class Counter:
     run: Run
     cpus: Sequence[int]
     module: str | None
-    _taken: list[int | None] = field(default_factory=list)
+    _taken: int | None = None
 
-    def count(self, n: int) -> Counted:
-        """Run *n* passes until the counts are told, or 16 times."""
-        outcomes: list[Outcome] = []
-        samples: list[interrupts.Sample] = []
-        while len(outcomes) < _MOST_RUNS:
+    def count(self, n: int, *, give_up: bool = False) -> Counted | None:
+        """Run *n* passes until two runs agree that the host did not disturb.
+
+        Where none such come, the lowest counts are given that two runs agree on; with *give_up* None.
+        """
+        runs: list[_Run] = []
+        while len(runs) < _MOST_RUNS and not self._settled(runs):
+            if give_up and len(runs) >= _HOPELESS_AFTER and all(run.interrupts for run in runs):
+                return None
+            if len(runs) >= 4 and sum(run.outcome.wall_ns for run in runs) > _ENOUGH_NS:
+                break
+            if runs and runs[-1].interrupts:
+                _await_tick()
             outcome = self.run(n, self._watched)
-            outcomes.append(outcome)
-            samples.append(self._sample(outcome))
-            if len(outcomes) > 1 and self._settled(samples, outcomes):
-                break
-            if len(outcomes) >= 4 and sum(one.wall_ns for one in outcomes) > _ENOUGH_NS:
-                break
-        return self._told(n, outcomes, samples)
-
-    def _settled(self, samples: Sequence[interrupts.Sample], outcomes: Sequence[Outcome]) -> bool:
-        if not outcomes[0].counters:
-            return True
-        told = interrupts.tell(samples)
-        lowest = min(one.exits for one in samples)
-        enough = told.proven or (self.module in _COUNTS_INTERRUPTS and told.sure and told.exits == lowest)
-        return enough and not self._unsteady(outcomes)
-
-    def _sample(self, outcome: Outcome) -> interrupts.Sample:
-        known = self._taken.pop()
-        irqs = outcome.counters.get(_IRQS, 0)
-        return interrupts.Sample(
-            outcome.counters.get(_EXITS, 0) - irqs, None if known is None else max(0, known - irqs)
-        )
+            irqs = outcome.counters.get(_IRQS, 0)
+            counters = {name: value for name, value in outcome.counters.items() if name not in HOSTS_OWN}
+            if _EXITS in counters:
+                counters[_EXITS] -= irqs
+            runs.append(_Run(counters, irqs, self._taken, outcome))
+        if give_up and not self._settled(runs):
+            return None
+        return self._told(n, runs)
 
     @contextlib.contextmanager
     def _watched(self) -> Iterator[None]:
         before = interrupts.taken(self.cpus)
         yield
         after = interrupts.taken(self.cpus)
-        self._taken.append(None if before is None or after is None else after - before)
+        self._taken = None if before is None or after is None else after - before
 
-    def _unsteady(self, outcomes: Sequence[Outcome]) -> list[str]:
-        return [name for name in _own(outcomes) if name != _EXITS and not _agreed(name, outcomes)]
+    def _settled(self, runs: Sequence[_Run]) -> bool:
+        if len(runs) > 1 and not runs[0].counters:
+            return True
+        if self._proven(runs):
+            return True
+        if self.module not in COUNT_INTERRUPTS or len(runs) < 2:
+            return False
+        lowest = min(run.counters.get(_EXITS, 0) for run in runs)
+        return not _unsteady(runs) and lowest_twice([run.counters.get(_EXITS, 0) for run in runs]) == lowest
 
-    def _told(self, n: int, outcomes: Sequence[Outcome], samples: Sequence[interrupts.Sample]) -> Counted:
-        told = interrupts.tell(samples)
-        unsteady = self._unsteady(outcomes)
-        counters = {name: min(_agreed(name, outcomes) or _values(name, outcomes)) for name in _own(outcomes)}
-        extra = sum(one.exits - told.exits for one in samples if one.exits > told.exits)
-        if _EXITS in counters:
-            counters[_EXITS] = told.exits
-            unsteady += [] if told.sure else [_EXITS]
-        best = next((o for o, one in zip(outcomes, samples) if one.exits == told.exits), outcomes[0])  # noqa: B905
-        irqs = sum(outcome.counters.get(_IRQS, 0) for outcome in outcomes)
-        return Counted(n, counters, irqs + extra, len(outcomes), tuple(unsteady), told.proven, best)
+    def _proven(self, runs: Sequence[_Run]) -> bool:
+        undisturbed = [run for run in runs if run.interrupts == 0]
+        return len(undisturbed) > 1 and not _unsteady(undisturbed)
+
+    def _told(self, n: int, runs: Sequence[_Run]) -> Counted:
+        proven = self._proven(runs)
+        used = [run for run in runs if run.interrupts == 0] if proven else runs
+        counters = {name: _told(_values(name, used)) for name in used[0].counters}
+        exits = counters.get(_EXITS, 0)
+        extra = sum(max(0, run.counters.get(_EXITS, 0) - exits) for run in runs)
+        best = next((run for run in used if run.counters.get(_EXITS, 0) == exits), used[0])
+        irqs = sum(run.irq_exits for run in runs)
+        return Counted(n, counters, irqs + extra, len(runs), tuple(_unsteady(used)), proven, best.outcome)
 
     def by_reason(self, n: int, tracer: reasons.Tracer) -> dict[str, int] | None:
         """Exits of *n* passes by reason, without interrupts: of each reason the lowest that two runs agree on.
@@ -143,19 +158,36 @@ class Counter:
         return None
 
 
-def _own(outcomes: Sequence[Outcome]) -> list[str]:
-    """The statistics of the guest's own doing."""
-    return [name for name in outcomes[0].counters if name not in HOSTS_OWN]
+def _await_tick() -> None:
+    """Return just after a timer tick, so that the next is as far away as it can be.
+
+    The coarse clock goes forward by the tick (time(7), "CLOCK_MONOTONIC_COARSE"); at most 20 ms are waited, where no
+    processor ticks.
+    """
+    first, end = time.clock_gettime(_COARSE), time.monotonic() + 0.02
+    while time.clock_gettime(_COARSE) == first and time.monotonic() < end:
+        pass
 
 
-def _values(name: str, outcomes: Sequence[Outcome]) -> list[int]:
-    return [outcome.counters[name] for outcome in outcomes]
+def _values(name: str, runs: Sequence[_Run]) -> list[int]:
+    return [run.counters[name] for run in runs]
 
 
-def _agreed(name: str, outcomes: Sequence[Outcome]) -> list[int]:
-    """The lowest value two runs agree on, in a list; an empty one if no two do."""
-    found = lowest_twice(_values(name, outcomes))
-    return [] if found is None else [found]
+def _unsteady(runs: Sequence[_Run]) -> list[str]:
+    """The counters no two of *runs* agree on."""
+    return [name for name in runs[0].counters if lowest_twice(_values(name, runs)) is None]
+
+
+def _told(values: Sequence[int]) -> int:
+    """The lowest value two runs agree on; where no two do, the lowest."""
+    found = lowest_twice(values)
+    return min(values) if found is None else found
+
+
+def lowest_twice(values: Sequence[int]) -> int | None:
+    """The lowest value that is there at least twice; None if none is."""
+    ordered = sorted(values)
+    return next((ordered[i] for i in range(len(ordered) - 1) if ordered[i] == ordered[i + 1]), None)
 
 
 def per_pass(whole: Mapping[str, int], none: Mapping[str, int], n: int) -> dict[str, float]:

@@ -69,6 +69,10 @@ class Tracer:
         finally:
             (self._here / "tracing_on").write_text("0")
 
+    def off(self) -> None:
+        """No more events, from now on."""
+        (self._here / "events/kvm/kvm_exit/enable").write_text("0")
+
     def exits(self) -> dict[str, int] | None:
         """Reason, as the kernel prints it -> how often; None if events were lost."""
         for stats in (self._here / "per_cpu").glob("cpu*/stats"):
