@@ -12,7 +12,7 @@ from pathlib import Path
 from worldswitch.errors import MissingError, UsageError
 from worldswitch.guest.image import Fault, Image
 from worldswitch.live import reasons as by_reason
-from worldswitch.live.counting import COUNT_INTERRUPTS, Counted, Counter, per_pass
+from worldswitch.live.counting import COUNT_INTERRUPTS, Counted, Counter, carried_on, per_pass
 from worldswitch.live.device import Kvm
 from worldswitch.live.machine import Outcome, pinned, run_image
 from worldswitch.live.module import Environment, environment
@@ -58,7 +58,8 @@ class Measurement:
     """What was measured of one program.
 
     Attributes:
-        n: Passes of a timed run; *count_n* those of a counted one.
+        n: Passes of a timed run; *count_n* those of a counted one, *exits_n* those of the run exits were counted in.
+            Those of more passes follow where every other counter shows that each pass did the same.
         counters: Statistics of a run of *count_n* passes, ``exits`` without those by interrupts; empty where the kernel
             has none (statistics_from is None).
         per_op: (counters of count_n passes - counters of none) / count_n.
@@ -67,7 +68,7 @@ class Measurement:
         reasons_why: Why they are not traced, None if they are.
         unsteady: Counters no two runs agreed on.
         proven: The runs that agree met no interrupt at all; else KVM counted the interrupts, or two runs just agree.
-        interrupts: Exits by interrupts of the host in all counting runs, which are left out.
+        interrupts: Exits by interrupts and other doings of the host in all counting runs, which are left out.
         times: None where n is 0 or no run was to be timed.
         faults: Those logged in a counted run; *faults_total* says how many there were.
         values: Path of each operation that keeps a value -> the value.
@@ -80,9 +81,10 @@ class Measurement:
     unit: str
     n: int
     count_n: int
+    exits_n: int
     counters: Mapping[str, int]
     per_op: Mapping[str, float]
-    exits_by_reason: Mapping[str, float]
+    exits_by_reason: Mapping[str, int]
     reasons_per_op: Mapping[str, float]
     reasons_from: str
     reasons_why: str | None
@@ -127,8 +129,8 @@ def measure(
     Args:
         n: Passes of a timed run; the program's own default if not given.
         repeat: Timed runs; 0 only counts. *warmup* more are run before and not used.
-        count_n: Passes of a counted run; else n, but at most :data:`MOST_COUNTED` or :data:`MOST_UNDISTURBED`, and
-            fewer where the host interrupts every run.
+        count_n: Passes of a counted run; else n, but at most :data:`MOST_COUNTED`, and fewer where the host interrupts
+            every run (see :func:`worldswitch.live.counting.carried_on`).
         cpu: Host CPU of vCPU 0; else the one this thread is on. Further vCPUs go to those after it.
         hide, show: CPUID features taken from, and added to, what KVM offers.
         deadline_s: Seconds one run may take.
@@ -173,16 +175,14 @@ def _measurement(
 ) -> Measurement:
     per_op = per_pass(whole.counters, none.counters, whole.n)
     reports = [report for report in whole.outcome.reports if report is not None]
-    if traced:
-        named: Mapping[str, float] = traced[0]
-        each = per_pass(traced[0], traced[1], whole.n)
-    else:
-        named, each = by_reason.from_statistics(whole.counters), by_reason.from_statistics(per_op)
+    named, unnamed = traced or (_by_statistics(whole), _by_statistics(none))
+    each = per_pass(named, unnamed, whole.n)
     return Measurement(
         name=image.name,
         unit=image.unit,
         n=n,
         count_n=whole.n,
+        exits_n=whole.exits_n,
         counters=whole.counters,
         per_op=per_op,
         exits_by_reason=named,
@@ -254,14 +254,20 @@ class _Bench:
     def count(self, n: int, count_n: int | None) -> tuple[Counted, Counted]:
         """The counts of some passes, and those of none."""
         none = self._note(self.counter.count(0))
-        most = MOST_COUNTED if self.counter.module in COUNT_INTERRUPTS else MOST_UNDISTURBED
-        passes = min(n, most) if count_n is None else count_n
+        if count_n is not None:
+            return self._note(self.counter.count(count_n)), none
+        wanted = min(n, MOST_COUNTED)
+        passes = wanted if self.counter.module in COUNT_INTERRUPTS else min(n, MOST_UNDISTURBED)
         whole = None
         while whole is None:
             fewer = passes // _FEWER
-            whole = self.counter.count(passes, give_up=count_n is None and fewer > 0)
+            whole = self.counter.count(passes, give_up=fewer > 0)
             if whole is None:
                 passes = fewer
+        if 1 < passes < wanted and whole.proven:
+            half = self.counter.count(passes // 2, give_up=True)
+            longer = carried_on(half, whole, self.counter.disturbed(wanted)) if half else None
+            whole = longer or whole
         return self._note(whole), none
 
     def _note(self, counted: Counted | None) -> Counted:
@@ -312,6 +318,10 @@ class _Bench:
             removal.start()
             stack.callback(removal.join)
         return ((whole, none), None) if whole is not None and none is not None else (None, _SILENT)
+
+
+def _by_statistics(counted: Counted) -> dict[str, int]:
+    return by_reason.from_statistics(counted.counters, counted.outcome.userspace_exits)
 
 
 def _cycles(outcome: Outcome) -> int | None:

@@ -44,6 +44,7 @@ class Counted:
 
     Attributes:
         n: Passes.
+        exits_n: Passes of the runs its exits were counted in; fewer than *n* where :func:`carried_on`.
         counters: Statistics of the guest's own doing; ``exits`` without those by interrupts.
         interrupts: Exits by interrupts, all runs together.
         runs: How many.
@@ -59,6 +60,7 @@ class Counted:
     unsteady: tuple[str, ...]
     proven: bool
     outcome: Outcome
+    exits_n: int
 
 
 class _Run(NamedTuple):
@@ -98,15 +100,22 @@ class Counter:
                 break
             if runs and runs[-1].interrupts:
                 _await_tick()
-            outcome = self.run(n, self._watched)
-            irqs = outcome.counters.get(_IRQS, 0)
-            counters = {name: value for name, value in outcome.counters.items() if name not in HOSTS_OWN}
-            if _EXITS in counters:
-                counters[_EXITS] -= irqs
-            runs.append(_Run(counters, irqs, self._taken, outcome))
+            runs.append(self._once(n))
         if give_up and not self._settled(runs):
             return None
         return self._told(n, runs)
+
+    def disturbed(self, n: int) -> Counted:
+        """Run *n* passes twice, whatever the host does meanwhile: all but the exits can be relied on."""
+        return self._told(n, [self._once(n) for _ in range(2)])
+
+    def _once(self, n: int) -> _Run:
+        outcome = self.run(n, self._watched)
+        irqs = outcome.counters.get(_IRQS, 0)
+        counters = {name: value for name, value in outcome.counters.items() if name not in HOSTS_OWN}
+        if _EXITS in counters:
+            counters[_EXITS] -= irqs
+        return _Run(counters, irqs, self._taken, outcome)
 
     @contextlib.contextmanager
     def _watched(self) -> Iterator[None]:
@@ -137,7 +146,7 @@ class Counter:
         extra = sum(max(0, run.counters.get(_EXITS, 0) - exits) for run in runs)
         best = next((run for run in used if run.counters.get(_EXITS, 0) == exits), used[0])
         irqs = sum(run.irq_exits for run in runs)
-        return Counted(n, counters, irqs + extra, len(runs), tuple(_unsteady(used)), proven, best.outcome)
+        return Counted(n, counters, irqs + extra, len(runs), tuple(_unsteady(used)), proven, best.outcome, n)
 
     def by_reason(self, n: int, tracer: reasons.Tracer) -> dict[str, int] | None:
         """Exits of *n* passes by reason, without interrupts: of each reason the lowest that two runs agree on.
@@ -156,6 +165,26 @@ class Counter:
             if len(seen) > 1 and None not in told.values():
                 return {name: times for name, times in told.items() if times}
         return None
+
+
+def carried_on(half: Counted, whole: Counted, far: Counted) -> Counted | None:
+    """*far*, a long run that interrupts disturbed, with the exits that *half* and *whole* foretell for it.
+
+    From *half* to *whole*, undisturbed runs of twice as many passes, each counter must have grown by a whole number per
+    pass, and, going on so, have come to be what *far* has, all but the exits: then each pass did the same, and so it
+    exited as often. None if that is not so.
+    """
+    passes = whole.n - half.n
+    if far.unsteady not in ((), (_EXITS,)) or set(far.counters) != set(whole.counters) or _EXITS not in far.counters:
+        return None
+    counters = {}
+    for name, value in whole.counters.items():
+        each, rest = divmod(value - half.counters.get(name, 0), passes)
+        counters[name] = value + each * (far.n - whole.n)
+        if rest or (name != _EXITS and counters[name] != far.counters[name]):
+            return None
+    extra = 2 * max(0, far.counters[_EXITS] - counters[_EXITS])
+    return Counted(far.n, counters, extra, far.runs, (), half.proven and whole.proven, far.outcome, exits_n=whole.n)
 
 
 def _await_tick() -> None:

@@ -36,14 +36,18 @@ _LINE = re.compile(r" kvm_exit: (?:vcpu \d+ )?reason (.+?) rip ")
 _OVERRUN = re.compile(r"^(?:overrun|dropped events|commit overrun): ([1-9]\d*)", re.MULTILINE)
 
 
-def from_statistics(counters: Mapping[str, float]) -> dict[str, float]:
+def from_statistics(counters: Mapping[str, int], userspace: Mapping[str, int]) -> dict[str, int]:
     """Exits by reason as far as statistics tell them, of counters in which ``exits`` has no interrupts.
 
-    What is left is :data:`NOT_TOLD`; statistics that count more exits than there were tell nothing.
+    Not every KVM counts those it hands to userspace, so *userspace* (KVM_EXIT name -> how often) is heard too. What is
+    left is :data:`NOT_TOLD`; where more exits are told than there were, all are.
     """
     if "exits" not in counters:
         return {}
-    found = {reason: counters[name] for name, reason in _STATISTICS.items() if counters.get(name)}
+    found: dict[str, int] = {}
+    for name, reason in _STATISTICS.items():
+        if times := max(counters.get(name, 0), userspace.get(reason, 0)):
+            found[reason] = times
     rest = counters["exits"] - sum(found.values())
     if rest < 0:
         return {NOT_TOLD: counters["exits"]}
