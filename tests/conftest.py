@@ -70,7 +70,15 @@ def _no_kvm_events() -> str | None:
     return "tracefs has no kvm events this user may switch on"
 
 
-ABILITIES = {"kvm": _no_kvm, "kvm-events": _no_kvm_events}
+def _no_cgroups() -> str | None:
+    """Whether this user may make a control group."""
+    from worldswitch.live.cgroups import mounts
+
+    writable = any(os.access(mount.path / "cgroup.procs", os.W_OK) for mount in mounts()[:1])
+    return None if writable else "no hierarchy of control groups is mounted in which this user may make one"
+
+
+ABILITIES = {"cgroups": _no_cgroups, "kvm": _no_kvm, "kvm-events": _no_kvm_events}
 """Names in ``needs`` that are not programs -> why this machine lacks it, None if it does not."""
 
 

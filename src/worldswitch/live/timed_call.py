@@ -41,7 +41,7 @@ CODE = bytes.fromhex(
     "ebe1"  # jmp wait
     "bf01000000"  # go: mov edi, 1          CLOCK_MONOTONIC
     "488d7358"  # lea rsi, [rbx+88]
-    "ff5310"  # call [rbx+16]
+    "ff5310"  # call qword [rbx+16]
     "488b4320"  # again: mov rax, [rbx+32]
     "488b7b28"  # mov rdi, [rbx+40]
     "488b7330"  # mov rsi, [rbx+48]
@@ -55,7 +55,7 @@ CODE = bytes.fromhex(
     "48894348"  # done: mov [rbx+72], rax
     "bf01000000"  # mov edi, 1
     "488d7368"  # lea rsi, [rbx+104]
-    "ff5310"  # call [rbx+16]
+    "ff5310"  # call qword [rbx+16]
     "8b4308"  # mov eax, [rbx+8]
     "89430c"  # mov [rbx+12], eax           done
     "5b"  # pop rbx
