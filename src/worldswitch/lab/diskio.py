@@ -19,6 +19,9 @@ MAGIC = b"wsw-disk"
 CYLINDER = 16 * 63 * SECTOR
 """Images are whole cylinders, as Bochs wants them."""
 
+RESULTS = 1 << 30
+"""Bytes all results of one start may have."""
+
 BASE = 0x400000
 CODE = BASE + 0x78
 _BUFFER_END = 0x610000

@@ -20,7 +20,7 @@ from typing import Any
 
 from worldswitch.errors import MissingError, printable
 from worldswitch.lab import cache, cpio, diskio, elf, modules, stdlib
-from worldswitch.lab.artifacts import ARCH_LIBRARIES, BuildFiles, KernelFiles
+from worldswitch.lab.artifacts import BuildFiles, KernelFiles
 
 VENDOR = {"amd": "kvm_amd", "intel": "kvm_intel"}
 KIT = "lab/wsw.pyz"
@@ -169,8 +169,8 @@ def _add_python(archive: cpio.Archive, guest: Guest) -> None:
             archive.file(KIT, Path(work, "kit.pyz").read_bytes())
             archive.file("lab/bin/wsw", f'#!/bin/sh\nexec python3 -I -S /{KIT} "$@"\n'.encode(), 0o755)
     archive.file(f"usr/bin/{python.name}", python.read_bytes(), 0o755)
-    for name in ("python3", "python"):
-        archive.link(f"usr/bin/{name}", python.name)
+    for alias in ("python3", "python"):
+        archive.link(f"usr/bin/{alias}", python.name)
     extensions = [f"usr/lib/{python.name}/{name}" for name in names if name.suffix == ".so"]
     for file in elf.closure(guest.userland, [f"usr/bin/{python.name}", *extensions]):
         _add_file(archive, guest.userland, file)
@@ -191,13 +191,13 @@ def _program(root: Path, name: str) -> Path:
 
 
 def _library(root: Path, name: str) -> Path | None:
-    return next((root / folder / name for folder in ARCH_LIBRARIES if (root / folder / name).exists()), None)
+    return next((root / folder / name for folder in elf.FOLDERS if (root / folder / name).exists()), None)
 
 
 def _compile(root: Path, python: Path, source: Path, target: Path) -> None:
     """Compile by the guest's own interpreter; where it cannot run, sources go in, which is slower and no less right."""
     loader = _library(root, _LOADER)
-    folders = os.pathsep.join(str(root / folder) for folder in ARCH_LIBRARIES)
+    folders = os.pathsep.join(str(root / folder) for folder in elf.FOLDERS)
     environment = {"PYTHONHOME": str(root / "usr"), "PATH": os.defpath}
     quiet = subprocess.DEVNULL
     with resources.as_file(resources.files("worldswitch.lab.l1") / "compile.py") as script:
