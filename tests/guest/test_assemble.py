@@ -209,6 +209,15 @@ def test_the_image_comes_back_from_its_bytes():
     assert Image.from_bytes(image.to_bytes()) == image
 
 
+def test_the_operation_at_an_address_is_the_innermost():
+    image = assemble(program(ops.Nop(), ops.Repeat(2, (ops.Cpuid(), ops.Clts()))))
+    starts = {path: address for address, _, path in image.listing}
+    assert image.operation_at(starts["vcpu 0 body 1.1"]) == "vcpu 0 body 1.1"
+    assert image.operation_at(starts["vcpu 0 body 1"]) == "vcpu 0 body 1"
+    assert image.operation_at(starts["vcpu 0 body 1.0"] - 1) == "vcpu 0 body 1"
+    assert image.operation_at(image.entries[0].end) is None
+
+
 def test_the_recorded_program():
     """Memory of the VM that recordings were made of: tables, code address, registers."""
     image = assemble(RECORDED)

@@ -100,6 +100,11 @@ class Image:
     expect: str = ""
     parameters: dict[str, int | bool | str] = field(default_factory=dict)
 
+    def operation_at(self, rip: int) -> str | None:
+        """Path of the innermost operation whose code holds the linear address *rip*; None between operations."""
+        around = [piece for piece in self.listing if piece[0] <= rip < piece[0] + piece[1]]
+        return min(around, key=lambda piece: piece[1])[2] if around else None
+
     def to_bytes(self) -> bytes:
         """The image as one compressed document; :meth:`from_bytes` gives an equal one back."""
         head = asdict(self)

@@ -228,7 +228,9 @@ def _error(kind: type[GuestError], vcpu: Vcpu, running: Running, what: str) -> G
     rip, resume, registers = describe(vcpu)
     image = running.image
     entry = image.entries[vcpu.number]
-    operation = image.operations.get(resume) if resume is not None else None
+    operation = image.operation_at(rip) if rip is not None else None
+    if operation is None and resume is not None:
+        operation = image.operations.get(resume)
     near = f" near operation {operation!r}" if operation else ""
     # A read of an area the guest may have damaged.
     report = None
