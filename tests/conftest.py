@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
 import sys
 from importlib.abc import MetaPathFinder
 from importlib.util import spec_from_file_location
@@ -78,7 +79,26 @@ def _no_cgroups() -> str | None:
     return None if writable else "no hierarchy of control groups is mounted in which this user may make one"
 
 
-ABILITIES = {"cgroups": _no_cgroups, "kvm": _no_kvm, "kvm-events": _no_kvm_events}
+def _python39() -> str | None:
+    """A Python 3.9 that runs (a shim of pyenv may not), on PATH or among pyenv's."""
+    installed = sorted(Path("~/.pyenv/versions").expanduser().glob("3.9.*/bin/python3.9"))
+    for candidate in (shutil.which("python3.9"), *map(str, installed)):
+        if candidate and subprocess.run([candidate, "-c", ""], capture_output=True, check=False).returncode == 0:
+            return candidate
+    return None
+
+
+def _no_python39() -> str | None:
+    return None if _python39() else "there is none on PATH or in ~/.pyenv/versions"
+
+
+@pytest.fixture(scope="session")
+def python39() -> str | None:
+    """The oldest Python the field kit runs on; None where there is none, which ``needs("python3.9")`` skips."""
+    return _python39()
+
+
+ABILITIES = {"cgroups": _no_cgroups, "kvm": _no_kvm, "kvm-events": _no_kvm_events, "python3.9": _no_python39}
 """Names in ``needs`` that are not programs -> why this machine lacks it, None if it does not."""
 
 

@@ -89,7 +89,7 @@ def run(
     work = prepare(programs)
     settings = _settings(work, n, repeat, sets, deadline, create)
     if as_python:
-        click.echo(_python(programs, settings))
+        click.echo(_python(work, settings))
         return DONE
     chosen = machines(on)
     _check_writable(save)
@@ -222,17 +222,22 @@ def _without_trace(words: Sequence[str]) -> list[str]:
     return kept
 
 
-def _python(programs: Sequence[str], settings: Settings) -> str:
-    from dataclasses import fields
-
-    given = {one.name: getattr(settings, one.name) for one in fields(settings)}
-    chosen = ", ".join(f"{name}={value!r}" for name, value in given.items() if value != getattr(Settings(), name))
-    return "\n".join(
-        [
-            "from worldswitch.cli.work import prepare",
-            "from worldswitch.kit.running import Settings, run_here",
-            "",
-            f"for cell in run_here(prepare({list(programs)!r}), Settings({chosen}), print):",
-            "    print(cell)",
-        ]
-    )
+def _python(work: Sequence[Work], settings: Settings) -> str:
+    """Calls of what :func:`worldswitch.kit.running.run_here` is made of."""
+    guests = [one.spec for one in work if one.image is not None]
+    head: list[str] = []
+    body: list[str] = []
+    if guests:
+        given: dict[str, Any] = {"n": settings.n, "repeat": settings.repeat}
+        given["hide"] = [name for name, shown in settings.features.items() if not shown] or None
+        given["show"] = [name for name, shown in settings.features.items() if shown] or None
+        given["deadline_s"] = settings.deadline
+        chosen = ", ".join(f"{name}={value!r}" for name, value in given.items() if value is not None)
+        head += ["from worldswitch.cli.work import assembled", "from worldswitch.live.bench import measure"]
+        body += [f"for spec in {guests!r}:", f"    print(measure(assembled(spec), {chosen}))"]
+    if len(guests) < len(work):
+        plan = dict(settings.create_vm) | ({} if settings.repeat is None else {"rounds": settings.repeat})
+        chosen = ", ".join(f"{name}={value!r}" for name, value in plan.items())
+        head += ["from worldswitch.live import create_vm", "from worldswitch.live.device import Kvm"]
+        body += ["with Kvm() as kvm:", f"    print(create_vm.measure(create_vm.Plan({chosen}), kvm).create_ns)"]
+    return "\n".join([*head, "", *body])

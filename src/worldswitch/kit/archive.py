@@ -45,7 +45,7 @@ def imports(tree: ast.AST) -> Iterator[str]:
     """Names the module imports (for ``from a import b`` both a and a.b), but not those only types need."""
     for node in ast.iter_child_nodes(tree):
         if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test):
-            yield from (name for other in node.orelse for name in imports(other))
+            yield from imports(ast.Module(node.orelse, []))
         elif isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):

@@ -1,0 +1,58 @@
+from __future__ import annotations
+
+import ast
+import sys
+import zipfile
+from io import BytesIO
+from pathlib import Path
+
+import pytest
+
+import worldswitch
+from worldswitch.kit import archive
+
+ROOT = Path(worldswitch.__file__).parent
+
+
+def test_every_import_of_the_kit_is_its_own_or_the_standard_librarys() -> None:
+    sources = archive.modules(ROOT)
+    mine = {name.removesuffix(".py").removesuffix("/__init__").replace("/", ".") for name in sources}
+    for name, data in sources.items():
+        if name == "worldswitch/__init__.py":
+            continue
+        for found in filter(None, archive.imports(ast.parse(data))):
+            top = found.partition(".")[0]
+            assert top in sys.stdlib_module_names or found in mine or found.rpartition(".")[0] in mine, (name, found)
+
+
+def test_modules_are_found_through_functions_and_packages() -> None:
+    sources = archive.modules(ROOT)
+    assert {"worldswitch/__init__.py", "worldswitch/live/__init__.py", "worldswitch/live/create_vm.py"} <= set(sources)
+    assert "worldswitch/kit/archive.py" not in sources
+    assert "worldswitch/record/trace.py" not in sources
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ("import os, json.decoder", ["os", "json.decoder"]),
+        ("from a import b, c", ["a", "a.b", "a.c"]),
+        ("def f():\n    if x:\n        import deep", ["deep"]),
+        ("try:\n    import one\nexcept ImportError:\n    import two", ["one", "two"]),
+        ("if TYPE_CHECKING:\n    import types_only\nelse:\n    import real", ["real"]),
+        ("if typing.TYPE_CHECKING:\n    import types_only", []),
+    ],
+)
+def test_imports(source: str, expected: list[str]) -> None:
+    assert list(archive.imports(ast.parse(source))) == expected
+
+
+def test_an_archive_holds_what_it_was_given() -> None:
+    index = {"version": "1", "programs": {"nop": {"file": "0.img"}}}
+    data = archive.pack({"worldswitch/x.py": b"x = 1\n"}, {"nop": b"image"}, index)
+    assert data.startswith(b"#!/usr/bin/env python3\n")
+    with zipfile.ZipFile(BytesIO(data)) as opened:
+        assert opened.read("worldswitch/x.py") == b"x = 1\n"
+        assert opened.read("worldswitch/kit/images/0.img") == b"image"
+        assert {entry.date_time for entry in opened.infolist()} == {(1980, 1, 1, 0, 0, 0)}
+        assert opened.namelist() == sorted(opened.namelist())
