@@ -18,7 +18,7 @@ from pathlib import Path
 from urllib.parse import unquote
 
 from worldswitch.errors import MissingError, printable
-from worldswitch.lab import cache
+from worldswitch.lab import cache, deb
 from worldswitch.lab.packages import SUITES, Package, Say, Suite, missing_suite
 
 KEYRING = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
@@ -178,7 +178,7 @@ class _State:
         found = []
         for line in self._apt("apt-cache", "madison", *names).splitlines() if names else ():
             name, version, origin = ([part.strip() for part in line.split("|")] + ["", ""])[:3]
-            if origin.endswith("Packages"):
+            if origin.endswith("Packages") and f" {self.name}/main " in origin:
                 found.append((name, version))
         return found
 
@@ -195,6 +195,10 @@ class _State:
         simulated = self._apt("apt-get", "install", "-s", "-qq", "--no-install-recommends", *names)
         return self.exact({found[1].partition(":")[0]: found[2] for found in _INSTALLED.finditer(simulated)})
 
+    def depends(self, name: str, version: str) -> list[str]:
+        fields = deb.parse_stanza(self._apt("apt-cache", "show", f"{name}={version}").partition("\n\n")[0])
+        return [names[0] for names in deb.relations(fields)]
+
     def source(self, name: str) -> list[Package]:
         printed = self._apt("apt-get", "source", "--print-uris", "--download-only", "-qq", name)
         return [package for package in _packages(printed) if not package.file.endswith(".dsc")]
@@ -206,7 +210,8 @@ class _State:
         (folder / "status").touch()
         signed = f"signed-by={self.mirror.keyring} " if self.mirror.keyring else ""
         kinds = ("deb", "deb-src") if self.sources or (folder / "refreshed-sources").exists() else ("deb",)
-        lines = [f"{kind} [{signed}arch=amd64] {self._url} {self.name} main\n" for kind in kinds]
+        places = [(self._url, self.name), *([(self.mirror.url, base)] if (base := _base(self.name)) else [])]
+        lines = [f"{kind} [{signed}arch=amd64] {url} {name} main\n" for kind in kinds for url, name in places]
         (folder / "sources.list").write_text("".join(lines))
         (folder / "apt.conf").write_text(_CONF.format(folder=folder))
 
@@ -214,6 +219,11 @@ class _State:
         command = [program, "-c", str(self._folder / "apt.conf"), *arguments]
         what = f"read suite {self.name} of {self._url}"
         return _run(command, what)
+
+
+def _base(suite: str) -> str:
+    """The suite whose packages those of this one build upon; empty for a whole suite."""
+    return "sid" if suite == "experimental" else suite.removesuffix("-security") if "-" in suite else ""
 
 
 _CONF = """\

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import io
 import lzma
+import re
 import shutil
 import tarfile
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
@@ -48,6 +49,22 @@ def parse_stanza(text: str) -> dict[str, str]:
             name, _, value = line.partition(":")
             fields[name] = value.strip()
     return fields
+
+
+def relations(fields: Mapping[str, str]) -> list[list[str]]:
+    """What Pre-Depends and Depends ask for: for each, the names of which one is enough."""
+    both = f"{fields.get('Pre-Depends', '')},{fields.get('Depends', '')}"
+    return [_names(group.replace("|", ",")) for group in both.split(",") if group.strip()]
+
+
+def provides(fields: Mapping[str, str]) -> list[str]:
+    """The names a package stands for besides its own."""
+    return _names(fields.get("Provides", ""))
+
+
+def _names(text: str) -> list[str]:
+    parts = (re.match(r"\s*([a-z0-9][a-z0-9+.-]*)", part) for part in text.split(","))
+    return [found[1] for found in parts if found]
 
 
 def unpack(package: Path, into: Path, wanted: Callable[[str], bool] = lambda _: True) -> None:

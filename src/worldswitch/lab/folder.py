@@ -54,6 +54,9 @@ class Folder:
             todo += [(self._alternative(group), provider.name) for group in self._needs(provider)]
         return list(chosen.values())
 
+    def depends(self, name: str, version: str) -> list[str]:
+        return [self._alternative(group) for group in self._needs(self._one(name, version))]
+
     def source(self, name: str) -> list[Package]:
         found = sorted([*self.path.rglob(f"{name}_*.orig.tar.*"), *self.path.rglob(f"{name}_*.debian.tar.*")])
         found = [path for path in found if not path.name.endswith(".asc")]
@@ -85,22 +88,14 @@ class Folder:
         if any(p.name == name for p, _ in self._known):
             return self._one(name)
         for package, fields in self._known:
-            if name in _names(fields.get("Provides", "")):
+            if name in deb.provides(fields):
                 return package
         return self._one(name, by=by)
 
     def _needs(self, package: Package) -> list[list[str]]:
-        fields = next(fields for p, fields in self._known if p == package)
-        both = f"{fields.get('Pre-Depends', '')},{fields.get('Depends', '')}"
-        return [_names(group.replace("|", ",")) for group in both.split(",") if group.strip()]
+        return deb.relations(next(fields for p, fields in self._known if p == package))
 
     def _alternative(self, names: list[str]) -> str:
         """The first of *names* the folder has, else the first."""
-        there = {p.name for p, _ in self._known} | {n for _, f in self._known for n in _names(f.get("Provides", ""))}
+        there = {p.name for p, _ in self._known} | {n for _, f in self._known for n in deb.provides(f)}
         return next((name for name in names if name in there), names[0])
-
-
-def _names(field_text: str) -> list[str]:
-    """The package names in a dependency field, without versions and architectures."""
-    parts = (re.match(r"\s*([a-z0-9][a-z0-9+.-]*)", part) for part in field_text.split(","))
-    return [found[1] for found in parts if found]

@@ -46,6 +46,9 @@ class Suite(Protocol):
     def closure(self, names: Sequence[str]) -> list[Package]:
         """The packages and all they depend on, without recommended ones."""
 
+    def depends(self, name: str, version: str) -> list[str]:
+        """The names a package depends on; of alternatives, the first."""
+
     def source(self, name: str) -> list[Package]:
         """The files of a source package, but for its ``.dsc``."""
 
