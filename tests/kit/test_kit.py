@@ -83,6 +83,14 @@ def test_it_counts_what_wsw_counts(pyz: Path) -> None:
 
 
 @pytest.mark.needs("kvm")
+def test_variants_are_told_apart(pyz: Path) -> None:
+    rows = [
+        line.split()[0] for line in run(pyz, "run", "nop,nop:count=7", *QUICK).stdout.splitlines() if "pass" in line
+    ]
+    assert rows == ["nop", "nop:count=7"]
+
+
+@pytest.mark.needs("kvm")
 def test_images_in_files_run(pyz: Path, python: str) -> None:
     files = []
     for number, spec in enumerate(["nop:count=3", "cpuid"]):

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from worldswitch.kit.text import faults_each, latencies, number, reasons
+from worldswitch.kit.text import faults_each, latencies, name_of, number, reasons
 from worldswitch.record.result import differences
 from worldswitch.report.tables import fields, paragraphs, table
 from worldswitch.units import format_ns
@@ -42,8 +42,8 @@ def notes(cells: Sequence[Cell]) -> Iterator[str]:
     about: dict[str, dict[str, None]] = {}
     for cell in cells:
         for note in cell.notes:
-            about.setdefault(note, {})[_name(cell, cells)] = None
-    everyone = {_name(cell, cells) for cell in cells}
+            about.setdefault(note, {})[_name(cell)] = None
+    everyone = {_name(cell) for cell in cells}
     for note, names in about.items():
         yield note if len(names) == len(everyone) else f"{', '.join(names)}: {note}"
 
@@ -83,7 +83,7 @@ def _programs(cells: Sequence[Cell], varying: Sequence[str]) -> str:
         exits = cell.per_op.get("exits")
         mark = f" {DIFFERS}" if place in differing else ""
         cells_of_row = {
-            "program": _name(cell, cells),
+            "program": _name(cell),
             **{name: cell.dimensions.get(name) for name in varying},
             "n": f"{cell.n:,}",
             "unit": cell.unit,
@@ -108,22 +108,18 @@ def _differing(cells: Sequence[Cell]) -> set[int]:
     return found
 
 
-def _name(cell: Cell, cells: Sequence[Cell]) -> str:
-    """The program with those of its parameters in which it differs from others of its name."""
-    name = str(cell.dimensions.get("program"))
-    mine = _parameters(cell)
-    same = [_parameters(other) for other in cells if other.dimensions.get("program") == name]
-    told = [f"{key}={_plain(value)}" for key, value in mine.items() if any(o.get(key) != value for o in same)]
-    return f"{name}:{','.join(told)}" if told else name
+def _name(cell: Cell) -> str:
+    return name_of(cell, _defaults)
 
 
-def _plain(value: Any) -> str:
-    return str(int(value)) if isinstance(value, bool) else str(value)
+def _defaults(name: str) -> dict[str, Any]:
+    from worldswitch.errors import UnknownNameError
+    from worldswitch.guest import library
 
-
-def _parameters(cell: Cell) -> Mapping[str, Any]:
-    found = cell.dimensions.get("parameters")
-    return found if isinstance(found, Mapping) else {}
+    try:
+        return {one.name: one.default for one in library.parameters(name)}
+    except UnknownNameError:
+        return {}
 
 
 def _limits(spread: Spread | None) -> str | None:
@@ -133,7 +129,7 @@ def _limits(spread: Spread | None) -> str | None:
 def _faults(cells: Sequence[Cell], varying: Sequence[str]) -> str:
     rows: list[tuple[Any, ...]] = []
     for cell in cells:
-        where = (_name(cell, cells), *(cell.dimensions.get(name) for name in varying))
+        where = (_name(cell), *(cell.dimensions.get(name) for name in varying))
         rows += [(*where, *_fault(fault)) for fault in cell.faults]
     if not rows:
         return ""

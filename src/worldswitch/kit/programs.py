@@ -72,6 +72,15 @@ def find(programs: dict[str, Any], spec: str) -> dict[str, Any]:
     )
 
 
+def defaults(name: str) -> dict[str, Any]:
+    """The parameters of a program of this kit as it is unless told otherwise; none for one that is not here."""
+    try:
+        found: dict[str, Any] = index()["programs"].get(name, {}).get("parameters", {})
+    except MissingError:
+        return {}
+    return found
+
+
 def _value(default: Any, text: str) -> Any:
     """*text* as a value of the kind of *default*; as it is where it is none, which then equals no variant's."""
     if isinstance(default, bool):

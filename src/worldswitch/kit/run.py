@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from worldswitch import __version__
 from worldswitch.errors import MissingError, UsageError, WorldswitchError, printable
-from worldswitch.kit.programs import image, image_in
+from worldswitch.kit.programs import defaults, image, image_in
 from worldswitch.kit.running import Failure, Settings, Work, run_here
 from worldswitch.kit.words import HOST_PROGRAMS, features, programs
 from worldswitch.live.cells import CREATE_VM
@@ -106,7 +106,7 @@ def _show(result: Result, failures: Sequence[Failure], as_json: bool) -> None:
     elif result.cells:
         from worldswitch.kit.text import text
 
-        sys.stdout.write(text(result))
+        sys.stdout.write(text(result, defaults))
 
 
 def _now() -> str:

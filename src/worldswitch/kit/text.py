@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from worldswitch.errors import printable
@@ -33,19 +33,23 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[Any]], left: Sequence[
     return "".join(f"{line(row)}\n" for row in cells)
 
 
-def text(result: Result) -> str:
+Defaults = Callable[[str], Mapping[str, Any]]
+"""Gives the parameters that a program of some name has unless told otherwise; none for one it does not know."""
+
+
+def text(result: Result, defaults: Defaults) -> str:
     """All that a person wants to see of a result of this host."""
     around = result.environment
     head = ", ".join(filter(None, (around.vendor_module, around.kernel, around.cpu_model)))
-    return "\n".join(part for part in (f"{head}\n", *_parts(result.cells)) if part)
+    return "\n".join(part for part in (f"{head}\n", *_parts(result.cells, defaults)) if part)
 
 
-def _parts(cells: Sequence[Cell]) -> Iterator[str]:
+def _parts(cells: Sequence[Cell], defaults: Defaults) -> Iterator[str]:
     guests = [cell for cell in cells if cell.create_vm_ns is None]
     if guests:
         columns = ("program", "n", "unit", "exits", "time", "low", "high", "faults", "of these exits")
-        yield table(columns, map(_program, guests), left=(0, 2, 8))
-    faults = [(_name(cell), *_fault(fault)) for cell in guests for fault in cell.faults]
+        yield table(columns, [(name_of(cell, defaults), *_program(cell)) for cell in guests], left=(0, 2, 8))
+    faults = [(name_of(cell, defaults), *_fault(fault)) for cell in guests for fault in cell.faults]
     if faults:
         heads = ("program", "operation", "exception", "error code", "CR2", "count")
         rest = len(faults) - _FAULTS_SHOWN
@@ -53,19 +57,28 @@ def _parts(cells: Sequence[Cell]) -> Iterator[str]:
     rows = [row for cell in cells if cell.create_vm_ns is not None for row in latencies(cell)]
     if rows:
         yield table(("latency of", "calls", "p50", "p95", "p99", "max", "EINTR"), rows, left=(0,))
-    notes = dict.fromkeys(f"{_name(cell)}: {note}" for cell in cells for note in cell.notes)
+    notes = dict.fromkeys(f"{name_of(cell, defaults)}: {note}" for cell in cells for note in cell.notes)
     yield "".join(f"- {printable(note)}\n" for note in notes)
 
 
-def _name(cell: Cell) -> str:
-    return str(cell.dimensions.get("program"))
+def name_of(cell: Cell, defaults: Defaults) -> str:
+    """The program with the parameters it has not by default, as one would ask for it."""
+    name, given = str(cell.dimensions.get("program")), cell.dimensions.get("parameters")
+    if not isinstance(given, Mapping):
+        return name
+    usual = defaults(name)
+    told = [f"{key}={_plain(value)}" for key, value in given.items() if key in usual and usual[key] != value]
+    return f"{name}:{','.join(told)}" if told else name
+
+
+def _plain(value: Any) -> str:
+    return str(int(value)) if isinstance(value, bool) else str(value)
 
 
 def _program(cell: Cell) -> tuple[Any, ...]:
     exits = cell.per_op.get("exits")
     times = [None] * 3 if cell.time_ns is None else [format_ns(ns) for ns in (cell.time_ns.mid, *cell.time_ns[::2])]
     return (
-        _name(cell),
         f"{cell.n:,}",
         cell.unit,
         None if not isinstance(exits, (int, float)) else number(exits),

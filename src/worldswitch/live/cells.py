@@ -69,9 +69,10 @@ def _notes(found: Measurement) -> Iterator[str]:
         yield "this kernel gives no statistics (Linux 5.14 does; before, debugfs as root), so no exits are counted"
     elif found.unsteady:
         yield f"no two runs agreed on {', '.join(found.unsteady)}: the host was busy; try again, or fewer with -n"
-    if found.statistics_from is not None and not found.n == found.count_n == found.exits_n:
-        exits = f"exits in runs of {found.exits_n:,}, " if found.exits_n != found.count_n else ""
-        yield f"counted {exits}in runs of {found.count_n:,}, timed in runs of {found.n:,}"
+    if found.count_n != found.n:
+        yield f"counted in runs of {found.count_n:,}, timed in runs of {found.n:,}"
+    if found.exits_n != found.count_n:
+        yield f"exits were counted in runs of {found.exits_n:,}, because the host interrupts longer ones"
     if found.reasons_why and found.exits_by_reason:
         yield f"exits are told apart only as far as KVM's statistics do: {found.reasons_why}"
     if found.retries:
