@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from worldswitch.errors import MissingError, UsageError
 from worldswitch.guest.image import Fault, Image
 from worldswitch.live import reasons as by_reason
 from worldswitch.live.counting import COUNT_INTERRUPTS, Counted, Counter, carried_on, per_pass
 from worldswitch.live.device import Kvm
-from worldswitch.live.machine import Outcome, pinned, run_image
+from worldswitch.live.machine import Outcome, run_image
 from worldswitch.live.module import Environment, environment
-from worldswitch.live.permissions import read
+from worldswitch.live.pinning import choose, pinned
 from worldswitch.stats.median import Median, median
 
 MOST_COUNTED, MOST_UNDISTURBED = 1000, 64
@@ -26,7 +24,6 @@ _FEWER = 4
 """Where the host interrupts every run, so many times fewer passes are tried."""
 _BASELINES = 3
 _SILENT = "kvm_exit events do not come here, were lost, or did not agree"
-_STAT = Path("/proc/thread-self/stat")
 
 
 @dataclass(frozen=True)
@@ -147,7 +144,7 @@ def measure(
         raise UsageError("repeat and warmup are numbers of runs, 0 or more")
     if count_n is not None and count_n < 1:
         raise UsageError("count_n is a number of passes, 1 or more")
-    cpus = _choose(cpu, len(image.entries))
+    cpus = choose(cpu, len(image.entries))
     with contextlib.ExitStack() as stack:
         if len(image.entries) == 1:
             stack.enter_context(pinned(cpus))
@@ -327,16 +324,3 @@ def _by_statistics(counted: Counted) -> dict[str, int]:
 def _cycles(outcome: Outcome) -> int | None:
     """TSC cycles of the slowest vCPU; None if none left a report."""
     return max((report.cycles for report in outcome.reports if report is not None), default=None)
-
-
-def _choose(cpu: int | None, vcpus: int) -> tuple[int, ...]:
-    """Host CPUs for the vCPUs: *cpu*, or the one this thread is on, which the scheduler chose; then those after it."""
-    allowed = sorted(os.sched_getaffinity(0))
-    if cpu is None:
-        # Field 39: "processor", proc(5); the name in field 2 may hold anything.
-        words = (read(_STAT) or "").rpartition(")")[2].split()
-        cpu = int(words[36]) if len(words) > 36 and int(words[36]) in allowed else allowed[-1]
-    elif cpu not in allowed:
-        raise MissingError(f"this process may not run on CPU {cpu}; it may on {', '.join(map(str, allowed))}")
-    at = allowed.index(cpu)
-    return tuple(allowed[(at + i) % len(allowed)] for i in range(min(vcpus, len(allowed))))

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -14,15 +12,13 @@ from worldswitch.guest.image import AREA_SIZE, Entry, Image, N, Report, read_rep
 from worldswitch.live import alarm, ioctl, module
 from worldswitch.live.cpuid import guest_cpuid
 from worldswitch.live.device import Kvm, Vcpu, Vm
-from worldswitch.live.errors import GuestError, GuestHungError
 from worldswitch.live.memory import GuestMemory, copies
+from worldswitch.live.pinning import pinned
 from worldswitch.live.runloop import Ran, Running, run_vcpu
 from worldswitch.live.state import enter_with
 from worldswitch.live.statsfd import delta, open_statistics
+from worldswitch.live.threads import run_threads
 from worldswitch.x86.features import AMD_VENDORS, CpuidEntry, vendor
-
-_STOPPING = 0.02
-_PATIENCE = 10.0
 
 
 @dataclass(frozen=True)
@@ -153,103 +149,10 @@ def _run(vcpus: Sequence[Vcpu], running: Running, cpus: Sequence[int]) -> tuple[
     """Run all of them to their ends; how each ran, and the nanoseconds it took."""
     with alarm.kicks() as number:
         if len(vcpus) > 1:
-            return _run_threads(vcpus, running, cpus, number)
+            return run_threads(vcpus, running, cpus, number)
         ran = Ran()
         with pinned(cpus[:1]), alarm.alarm(number, running.seconds):
             running.deadline = time.monotonic() + running.seconds
             start = time.perf_counter_ns()
             run_vcpu(vcpus[0], running.image.entries[0], running, ran)
             return [ran], time.perf_counter_ns() - start
-
-
-def _run_threads(vcpus: Sequence[Vcpu], running: Running, cpus: Sequence[int], number: int) -> tuple[list[Ran], int]:
-    rans = [Ran() for _ in vcpus]
-    errors: list[BaseException] = []
-    starts: list[int] = []
-    ends: list[int] = []
-    together = threading.Barrier(len(vcpus) + 1)
-
-    def run(vcpu: Vcpu, ran: Ran) -> None:
-        try:
-            with alarm.kicks(), pinned([cpus[vcpu.number % len(cpus)]] if cpus else ()):
-                together.wait()
-                starts.append(time.perf_counter_ns())
-                run_vcpu(vcpu, running.image.entries[vcpu.number], running, ran)
-                ends.append(time.perf_counter_ns())
-        except threading.BrokenBarrierError:
-            pass
-        except BaseException as error:
-            errors.append(error)
-            together.abort()
-            running.stop.set()
-
-    threads = [threading.Thread(target=run, args=pair, daemon=True) for pair in zip(vcpus, rans)]  # noqa: B905 (3.9)
-    started: list[threading.Thread] = []
-    try:
-        running.deadline = time.monotonic() + running.seconds
-        for thread in threads:
-            thread.start()
-            started.append(thread)
-        with contextlib.suppress(threading.BrokenBarrierError):
-            together.wait()
-        while any(thread.is_alive() for thread in started) and not running.stop.is_set():
-            if time.monotonic() >= running.deadline:
-                # Each says where it was.
-                _kick(started, number)
-            started[0].join(_STOPPING) if started[0].is_alive() else time.sleep(_STOPPING / 20)
-    finally:
-        running.stop.set()
-        together.abort()
-        _stop(vcpus, started, number)
-    if errors:
-        raise _first(errors)
-    return rans, max(ends) - min(starts)
-
-
-def _stop(vcpus: Sequence[Vcpu], threads: Sequence[threading.Thread], number: int) -> None:
-    """Make every thread leave its vCPU, and wait for it."""
-    end = time.monotonic() + _PATIENCE
-    for vcpu in vcpus:
-        vcpu.run[ioctl.IMMEDIATE_EXIT] = 1
-    while any(thread.is_alive() for thread in threads) and time.monotonic() < end:
-        _kick(threads, number)
-        for thread in threads:
-            thread.join(_STOPPING)
-
-
-def _kick(threads: Sequence[threading.Thread], number: int) -> None:
-    for thread in threads:
-        if thread.is_alive() and thread.native_id is not None:
-            alarm.kick(number, thread.native_id)
-
-
-def _first(errors: Sequence[BaseException]) -> BaseException:
-    """The error that tells most: a guest's own before another's deadline."""
-    for error in errors:
-        if isinstance(error, GuestError) and not isinstance(error, GuestHungError):
-            return error
-    return errors[0]
-
-
-@contextlib.contextmanager
-def pinned(cpus: Sequence[int]) -> Iterator[None]:
-    """This thread on these CPUs only, as long as it lasts; with none, where it was.
-
-    Raises:
-        MissingError: It may not run there.
-    """
-    if not cpus:
-        yield
-        return
-    before = os.sched_getaffinity(0)
-    try:
-        os.sched_setaffinity(0, cpus)
-    except OSError as error:
-        allowed = ", ".join(map(str, sorted(before)))
-        raise MissingError(
-            f"this process may not run on CPU {', '.join(map(str, cpus))}: {error.strerror}; it may on {allowed}"
-        ) from None
-    try:
-        yield
-    finally:
-        os.sched_setaffinity(0, before)

@@ -22,6 +22,7 @@ _HEADER = struct.Struct("<6I")
 _DESCRIPTOR = struct.Struct("<IhHII")
 _CUMULATIVE, _INSTANT = 0, 1
 _BOOLEAN = 4
+_MOST_BYTES = 1 << 20
 
 DEBUGFS = "sys/kernel/debug/kvm"
 RENAMED = {
@@ -69,13 +70,15 @@ def layout(fd: int) -> tuple[Statistic, ...]:
     try:
         _flags, name_size, count, _id, descriptors, data = _HEADER.unpack(os.pread(fd, _HEADER.size, 0))
         size = _DESCRIPTOR.size + name_size
+        if count * size > _MOST_BYTES:
+            raise ValueError(f"it describes {count} statistics")
         table = os.pread(fd, count * size, descriptors)
         found = []
         for at in range(0, count * size, size):
             flags, _exponent, words, offset, _bucket = _DESCRIPTOR.unpack_from(table, at)
             name = table[at + _DESCRIPTOR.size : at + size].split(b"\0")[0].decode("ascii")
             found.append(Statistic(name, data + offset, words, flags & 15 == _CUMULATIVE, flags >> 4 & 15 == _BOOLEAN))
-    except (OSError, struct.error, UnicodeDecodeError) as error:
+    except (OSError, struct.error, ValueError) as error:
         raise MissingError(f"the statistics of this KVM cannot be read: {error}") from None
     return tuple(found)
 
