@@ -153,7 +153,10 @@ def locked(name: str) -> Iterator[None]:
     """
     folder = root() / "locks"
     with writable():
-        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except (FileNotFoundError, FileExistsError, NotADirectoryError) as error:
+            raise _unwritable(error) from error
         descriptor = os.open(folder / name.replace("/", "-"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
@@ -171,10 +174,14 @@ def writable() -> Iterator[None]:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise full() from error
         if error.errno in (errno.EACCES, errno.EROFS, errno.EPERM):
-            raise MissingError(
-                f"the cache {root()} cannot be written ({error.strerror}); set XDG_CACHE_HOME to a folder of yours"
-            ) from error
+            raise _unwritable(error) from error
         raise
+
+
+def _unwritable(error: OSError) -> MissingError:
+    return MissingError(
+        f"the cache {root()} cannot be written ({error.strerror}); set XDG_CACHE_HOME to a folder of yours"
+    )
 
 
 def full() -> MissingError:
