@@ -123,7 +123,7 @@ def emulator(cpu: str, release: str) -> Emulator:
 
         return Qemu(artifacts.qemu())
     if cpu == "intel":
-        from worldswitch.lab.bochs import Bochs
+        from worldswitch.lab.bochs import Bochs, model_for
 
-        return Bochs(artifacts.bochs(), release)
+        return Bochs(artifacts.bochs(), model_for(release))
     raise UnknownNameError("cpu", cpu, CPUS, "The lab emulates amd and intel.")

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import shutil
 import subprocess
 import tempfile
 from collections.abc import Callable, Mapping
@@ -19,16 +18,18 @@ from pathlib import Path
 from typing import Any
 
 from worldswitch.errors import MissingError, printable
-from worldswitch.lab import cache, cpio, diskio, elf, modules, stdlib
+from worldswitch.lab import cache, cpio, diskio, elf, modules
 from worldswitch.lab.artifacts import BuildFiles, KernelFiles
 
 VENDOR = {"amd": "kvm_amd", "intel": "kvm_intel"}
 KIT = "lab/wsw.pyz"
 """Where the field kit lies in the guest."""
 
+_MERGED = ("bin", "sbin", "lib", "lib64")
+"""Folders that are links into usr, as in the distributions since 2023."""
 _AGAIN = "`wsw lab fetch` gets the guest's programs again"
 _LOADER = "ld-linux-x86-64.so.2"
-_LAYOUT = 1
+_LAYOUT = 2
 """Raise when the archives' layout changes, so that none made before is used."""
 
 
@@ -112,13 +113,7 @@ def guest_key(guest: Guest) -> str:
     for root in (guest.userland, *(guest.tools[name] for name in sorted(guest.tools))):
         manifest = root / cache.MANIFEST
         digest.update(manifest.read_bytes() if manifest.exists() else str(root.resolve()).encode())
-    for data in (
-        guest.kit or b"",
-        _own("init"),
-        _own("compile.py"),
-        diskio.program(),
-        Path(stdlib.__file__).read_bytes(),
-    ):
+    for data in (guest.kit or b"", _own("init"), _own("library.py"), diskio.program()):
         digest.update(hashlib.sha256(data).digest())
     return digest.hexdigest()[:16]
 
@@ -137,13 +132,15 @@ def _own(name: str) -> bytes:
 
 def _guest(guest: Guest) -> cpio.Archive:
     archive = cpio.Archive()
-    for folder in ("proc", "sys", "dev", "tmp", "root", "run", "lab/bin", "bin", "usr/bin"):
+    for folder in ("proc", "sys", "dev", "tmp", "root", "run", "lab/bin", *(f"usr/{name}" for name in _MERGED)):
         archive.folder(folder)
+    for name in _MERGED:
+        archive.link(name, f"usr/{name}")
     archive.device("dev/console", 5, 1)
     archive.device("dev/null", 1, 3)
     archive.file("init", _own("init"), 0o755)
     archive.file("lab/disk", diskio.program(), 0o755)
-    archive.file("bin/busybox", _program(guest.userland, "busybox").read_bytes(), 0o755)
+    archive.file("usr/bin/busybox", _program(guest.userland, "busybox").read_bytes(), 0o755)
     _add_python(archive, guest)
     for root in guest.tools.values():
         _add_root(archive, root)
@@ -152,26 +149,18 @@ def _guest(guest: Guest) -> cpio.Archive:
 
 def _add_python(archive: cpio.Archive, guest: Guest) -> None:
     python = _interpreter(guest.userland)
-    library = guest.userland / "usr/lib" / python.name
-    names = stdlib.select(library, stdlib.imported_by_archive(guest.kit) if guest.kit else ())
     with tempfile.TemporaryDirectory(prefix="wsw-lab-") as work:
-        source, target = Path(work, "source"), Path(work, "target")
-        for name in names:
-            place = source / name
-            place.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(library / name, place)
-        _compile(guest.userland, python, source, target)
-        for path in sorted(path for path in target.rglob("*") if path.is_file()):
-            archive.file(f"usr/lib/{python.name}/{path.relative_to(target)}", path.read_bytes())
+        made = Path(work)
+        _make_library(guest, python, made)
+        library = made / "lib"
+        for path in sorted(path for path in library.rglob("*") if path.is_file()):
+            archive.file(f"usr/lib/{python.name}/{path.relative_to(library)}", path.read_bytes())
         if guest.kit:
-            Path(work, "kit").write_bytes(guest.kit)
-            _compile(guest.userland, python, Path(work, "kit"), Path(work, "kit.pyz"))
-            archive.file(KIT, Path(work, "kit.pyz").read_bytes())
+            archive.file(KIT, (made / "wsw.pyz").read_bytes())
             archive.file("lab/bin/wsw", f'#!/bin/sh\nexec python3 -I -S /{KIT} "$@"\n'.encode(), 0o755)
-    archive.file(f"usr/bin/{python.name}", python.read_bytes(), 0o755)
     for alias in ("python3", "python"):
         archive.link(f"usr/bin/{alias}", python.name)
-    extensions = [f"usr/lib/{python.name}/{name}" for name in names if name.suffix == ".so"]
+    extensions = [name for name in archive.entries if name.endswith(".so")]
     for file in elf.closure(guest.userland, [f"usr/bin/{python.name}", *extensions]):
         _add_file(archive, guest.userland, file)
 
@@ -190,25 +179,29 @@ def _program(root: Path, name: str) -> Path:
     raise MissingError(f"{printable(str(root))} has no {name}; {_AGAIN}")
 
 
-def _library(root: Path, name: str) -> Path | None:
-    return next((root / folder / name for folder in elf.FOLDERS if (root / folder / name).exists()), None)
-
-
-def _compile(root: Path, python: Path, source: Path, target: Path) -> None:
-    """Compile by the guest's own interpreter; where it cannot run, sources go in, which is slower and no less right."""
-    loader = _library(root, _LOADER)
+def _make_library(guest: Guest, python: Path, work: Path) -> None:
+    """Have the guest's own interpreter, started on this host by its own loader, make ``lib/`` and ``wsw.pyz``."""
+    root = guest.userland
+    loader = next((root / folder / _LOADER for folder in elf.FOLDERS if (root / folder / _LOADER).is_file()), root)
     folders = os.pathsep.join(str(root / folder) for folder in elf.FOLDERS)
     environment = {"PYTHONHOME": str(root / "usr"), "PATH": os.defpath}
-    quiet = subprocess.DEVNULL
-    with resources.as_file(resources.files("worldswitch.lab.l1") / "compile.py") as script:
-        command = (str(loader), "--library-path", folders, str(python), "-sSP", str(script), str(source), str(target))
+    given = [str(root / "usr/lib" / python.name), str(work)]
+    if guest.kit:
+        (work / "kit").write_bytes(guest.kit)
+        given.append(str(work / "kit"))
+    with resources.as_file(resources.files("worldswitch.lab.l1") / "library.py") as script:
+        command = (str(loader), "--library-path", folders, str(python), "-sSP", str(script), *given)
         try:
-            subprocess.run(command, check=True, env=environment, stdin=quiet, stdout=quiet, stderr=quiet, timeout=120)
-        except (OSError, subprocess.SubprocessError):
-            if source.is_dir():
-                shutil.copytree(source, target, dirs_exist_ok=True)
-            else:
-                shutil.copy(source, target)
+            done = subprocess.run(
+                command, check=False, env=environment, stdin=subprocess.DEVNULL, capture_output=True, timeout=120
+            )
+        except (OSError, subprocess.TimeoutExpired) as error:
+            raise MissingError(
+                f"the guest's {python.name} does not run on this host, an x86-64 Linux: {error}"
+            ) from error
+    if done.returncode:
+        said = done.stderr.decode(errors="replace").strip().splitlines()[-1:] or ["nothing"]
+        raise MissingError(f"the guest's {python.name} could not compile its library: {printable(said[0])}; {_AGAIN}")
 
 
 def _add_root(archive: cpio.Archive, root: Path) -> None:
@@ -221,9 +214,10 @@ def _add_root(archive: cpio.Archive, root: Path) -> None:
 
 def _add_file(archive: cpio.Archive, root: Path, name: str) -> None:
     path = root / name
-    if name in archive.entries:
+    place = f"usr/{name}" if name.partition("/")[0] in _MERGED else name
+    if place in archive.entries:
         return
     if path.is_symlink():
-        archive.link(name, str(path.readlink()))
+        archive.link(place, str(path.readlink()))
     elif path.is_file():
-        archive.file(name, path.read_bytes(), 0o755)
+        archive.file(place, path.read_bytes(), 0o755)

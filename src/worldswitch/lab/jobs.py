@@ -77,7 +77,6 @@ class Setup:
         favordynmods: Mount its cgroup2 so.
         save: Wait for a word on the console before the jobs, so that the machine may be saved and restored there.
         shell: A shell on the console instead of jobs.
-        warm: A command to run before, whose files are then in the guest's caches; empty for none.
     """
 
     modules: tuple[tuple[str, tuple[str, ...]], ...] = ()
@@ -85,7 +84,6 @@ class Setup:
     favordynmods: bool = False
     save: bool = False
     shell: bool = False
-    warm: str = ""
 
 
 def pack(setup: Setup, jobs: Sequence[Job]) -> bytes:
@@ -128,7 +126,7 @@ def unpack(archive: bytes, count: int) -> tuple[About, list[JobResult]]:
     except tarfile.TarError as error:
         raise ValueError(str(error)) from error
     try:
-        return _about(files), [_result(files, f"jobs/{number}/") for number in range(count)]
+        return _about(files), [_result(files, f"out/jobs/{number}/") for number in range(count)]
     except KeyError as error:
         raise ValueError(f"no {error.args[0]}") from error
 
@@ -137,8 +135,7 @@ def _setup_files(setup: Setup) -> dict[str, str]:
     return {
         "modules": "".join(f"{' '.join((path, *values))}\n" for path, values in setup.modules),
         "requested": "".join(f"{module} {name}\n" for module, name in setup.requested),
-        "variables": f"FAVORDYNMODS={setup.favordynmods:d}\nSAVE={setup.save:d}\nSHELL_WANTED={setup.shell:d}\n"
-        f"WARM={shlex.quote(setup.warm)}\n",
+        "variables": f"FAVORDYNMODS={setup.favordynmods:d}\nSAVE={setup.save:d}\nSHELL_WANTED={setup.shell:d}\n",
     }
 
 
@@ -173,9 +170,12 @@ def _as_root(member: tarfile.TarInfo) -> tarfile.TarInfo:
 
 
 def _about(files: Mapping[str, bytes]) -> About:
-    prefix = "parameters/"
-    parameters = {name.removeprefix(prefix): _text(data) for name, data in files.items() if name.startswith(prefix)}
-    release, version, cmdline = (_text(files[name]) for name in ("release", "version", "cmdline"))
+    parameters = {}
+    for line in _text(files["about/parameters"]).splitlines():
+        path, _, value = line.partition(":")
+        _, _, _, module, _, name = path.split("/")
+        parameters[f"{module}.{name}"] = value
+    release, version, cmdline = (_text(files[f"about/{name}"]) for name in ("release", "version", "cmdline"))
     return About(release, version, cmdline, dict(sorted(parameters.items())))
 
 

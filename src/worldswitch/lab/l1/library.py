@@ -1,12 +1,23 @@
-"""The part of Python's standard library that programs in the lab's guest need, so that little is loaded there."""
+"""The Python the guest gets, made by the guest's own interpreter, which runs this: ``library.py LIBRARY OUT [KIT]``.
+
+Of its standard library only what small programs and the field kit import, so that little is loaded inside an emulator;
+all compiled, as ``.pyc`` files that are never checked against a source (PEP 552). The kit keeps its docstrings and
+assertions, the standard library does not. Standard library only.
+"""
 
 from __future__ import annotations
 
 import ast
-import io
+import importlib.util
+import marshal
+import struct
+import sys
 import zipfile
 from collections.abc import Iterable
 from pathlib import Path
+
+KIT = "wsw.pyz"
+_UNCHECKED_HASH = struct.pack("<IQ", 1, 0)
 
 ALWAYS = """
     argparse array base64 bisect collections contextlib copy csv ctypes dataclasses datetime encodings enum errno
@@ -67,14 +78,36 @@ def imported(source: str, name: str = "", package: bool = False) -> list[str]:
     return names
 
 
-def imported_by_archive(content: bytes) -> set[str]:
-    """Names of modules that the Python files in a zip archive import."""
-    found: set[str] = set()
-    with zipfile.ZipFile(io.BytesIO(content)) as archive:
-        for name in archive.namelist():
+def compiled(source: bytes, name: str, optimize: int) -> bytes:
+    """The content of a .pyc."""
+    code = compile(source, name, "exec", dont_inherit=True, optimize=optimize)
+    return importlib.util.MAGIC_NUMBER + _UNCHECKED_HASH + marshal.dumps(code)
+
+
+def write_library(library: Path, target: Path, extra: Iterable[str]) -> None:
+    """The modules of :func:`select`, compiled, in *target*."""
+    for name in select(library, extra):
+        place = target / name
+        place.parent.mkdir(parents=True, exist_ok=True)
+        data = (library / name).read_bytes()
+        if name.suffix == ".py":
+            place.with_suffix(".pyc").write_bytes(compiled(data, str(name), 2))
+        else:
+            place.write_bytes(data)
+
+
+def write_kit(kit: Path, target: Path) -> set[str]:
+    """The kit, compiled, as *target*; returns what its modules import."""
+    names: set[str] = set()
+    with zipfile.ZipFile(kit) as source, zipfile.ZipFile(target, "w") as sink:
+        for name in source.namelist():
+            data = source.read(name)
             if name.endswith(".py"):
-                found.update(imported(archive.read(name).decode("utf-8"), name[:-3].replace("/", ".")))
-    return found
+                names.update(imported(data.decode("utf-8"), name[:-3].replace("/", ".")))
+                sink.writestr(zipfile.ZipInfo(name + "c"), compiled(data, name, 0))
+            else:
+                sink.writestr(zipfile.ZipInfo(name), data)
+    return names
 
 
 def _parents(name: str) -> list[str]:
@@ -95,3 +128,15 @@ def _file(library: Path, name: str) -> Path | None:
         for extension in (library / "lib-dynload").glob(f"{name}.*.so"):
             return extension.relative_to(library)
     return None
+
+
+def main(library: Path, out: Path, *kits: Path) -> None:
+    """Write ``lib/`` and, of a kit, ``wsw.pyz`` below *out*."""
+    extra: set[str] = set()
+    for kit in kits:
+        extra |= write_kit(kit, out / KIT)
+    write_library(library, out / "lib", extra)
+
+
+if __name__ == "__main__":
+    main(*map(Path, sys.argv[1:]))
