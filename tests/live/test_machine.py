@@ -26,6 +26,7 @@ from worldswitch.live.errors import (
     GuestError,
     GuestHungError,
     InternalErrorError,
+    NoCapabilityError,
     NoFeatureError,
     TripleFaultError,
     UnexpectedExitError,
@@ -150,6 +151,12 @@ class TestAnswers:
             pytest.raises(MissingError, match="slot 0"),
         ):
             run_image(kvm, HALT, 0)
+
+    def test_a_kvm_that_drops_paging_outside_long_mode_is_told(self) -> None:
+        # The fake's KVM_GET_SREGS gives zeros, whatever was set.
+        entry = replace(HALT.entries[0], long=False, efer=0)
+        with faked(("HLT", b"")) as kvm, pytest.raises(NoCapabilityError, match=r"dropped CR0\.PG"):
+            run_image(kvm, replace(HALT, entries=(entry,)), 0)
 
     def test_nothing_stays_open_whatever_fails(self) -> None:
         for refused in (ioctl.SET_CPUID2, ioctl.SET_SREGS, ioctl.SET_USER_MEMORY_REGION, ioctl.CREATE_VCPU, ioctl.RUN):

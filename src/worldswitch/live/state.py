@@ -7,7 +7,7 @@ import struct
 from worldswitch.guest.image import Entry
 from worldswitch.live import ioctl
 from worldswitch.live.device import Vcpu
-from worldswitch.live.errors import GuestError
+from worldswitch.live.errors import GuestError, NoCapabilityError
 
 CODE, DATA, TSS = 0x08, 0x10, 0x28
 """Selectors, as in the GDT of an image."""
@@ -15,6 +15,7 @@ _U64 = struct.Struct("<Q")
 _BUSY_TSS, _CODE_TYPE, _DATA_TYPE = 11, 11, 3
 """Types of descriptors: SDM volume 3, sections 3.4.5.1 and 3.5."""
 _TSS_LIMIT = 0x67
+_PG = 1 << 31
 
 
 def special_registers(before: bytes | bytearray, entry: Entry) -> bytearray:
@@ -49,6 +50,7 @@ def enter_with(vcpu: Vcpu, entry: Entry, n: int) -> None:
 
     Raises:
         GuestError: KVM refuses the state.
+        NoCapabilityError: It takes it, but not the paging in it.
     """
     try:
         vcpu.set_special_registers(special_registers(vcpu.special_registers(), entry))
@@ -60,10 +62,23 @@ def enter_with(vcpu: Vcpu, entry: Entry, n: int) -> None:
             rip=entry.rip,
             vcpu=vcpu.number,
         ) from None
+    _check_paging(vcpu, entry)
     values = {"rip": entry.rip, "rsp": entry.rsp}
     if entry.area is None:
         values["rcx"] = n
     vcpu.set_registers(values)
+
+
+def _check_paging(vcpu: Vcpu, entry: Entry) -> None:
+    """Some software KVMs drop CR0.PG outside long mode without a word, and shut the guest down when it is entered."""
+    if not entry.cr0 & _PG or entry.long:
+        return
+    (cr0,) = _U64.unpack_from(vcpu.special_registers(), ioctl.CR0)
+    if not cr0 & _PG:
+        raise NoCapabilityError(
+            "this KVM does not page outside long mode (it dropped CR0.PG), so 32-bit programs with paging cannot run "
+            "here; KVM on VMX or SVM can"
+        )
 
 
 def describe(vcpu: Vcpu) -> tuple[int | None, int | None, str]:
