@@ -17,6 +17,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+import harness
 import make_tenfold
 
 from worldswitch.report.tables import table
@@ -163,6 +164,7 @@ def main() -> None:
         )
     columns = ("what", "time", "events", "memory", "against", "its time", "faster")
     print(table(columns, rows, "Whole processes, medians", left=("what", "against")))
+    harness.main()
 
 
 if __name__ == "__main__":

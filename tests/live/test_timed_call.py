@@ -42,9 +42,9 @@ def until(reached: Callable[[], bool]) -> None:
         time.sleep(0.001)
 
 
-def once(gate: Gate, *calls: Call, spin: bool = False) -> list[Timed]:
+def once(gate: Gate, *calls: Call) -> list[Timed]:
     """Each worker makes one of *calls*, all at once."""
-    threads = [threading.Thread(target=gate.fire, args=(i, 0, 0, call, spin)) for i, call in enumerate(calls)]
+    threads = [threading.Thread(target=gate.fire, args=(i, 0, 0, call)) for i, call in enumerate(calls)]
     for thread in threads:
         thread.start()
     until(lambda: gate.ready(0))
@@ -106,19 +106,23 @@ def test_the_clock_is_the_monotonic_one_around_the_call(gate: Callable[..., Gate
     assert waited.ns >= 30_000_000
 
 
-@pytest.mark.parametrize("spin", [False, True])
-def test_nobody_goes_before_the_gate_opens(gate: Callable[..., Gate], spin: bool) -> None:
+def test_nobody_goes_before_the_gate_opens(gate: Callable[..., Gate]) -> None:
     made = gate(1)
-    thread = threading.Thread(target=made.fire, args=(0, 0, 0, Call(GETPID), spin))
+    thread = threading.Thread(target=made.fire, args=(0, 0, 0, Call(GETPID)))
     thread.start()
     until(lambda: made.ready(0))
     time.sleep(0.02)
     assert thread.is_alive()
-    assert not made.done(0) or made.opened == 0
     opened = time.monotonic_ns()
     made.open()
     thread.join()
     assert made.timed(0, 0).start_ns >= opened
+
+
+def test_all_go_at_one_moment_after_the_opening(gate: Callable[..., Gate]) -> None:
+    opened = time.monotonic_ns()
+    starts = [one.start_ns for one in once(gate(3), *[Call(GETPID)] * 3)]
+    assert min(starts) >= opened + timed_call._LEAD_NS
 
 
 def test_an_interrupted_call_is_made_again_and_counted(gate: Callable[..., Gate]) -> None:

@@ -27,11 +27,11 @@ from worldswitch.live.timed_call import CLOSE, IOCTL, Call, Gate, Timed
 from worldswitch.live.workers import Workers
 
 THREADS, PROCESSES = "threads", "processes"
-_COME, _CREATE, _RUN, _CLOSE = range(_KINDS := 4)
-_GETPID = Call(39)
-"""What workers do who are only to come: nothing that costs."""
+_CREATE, _RUN, _CLOSE = range(_KINDS := 3)
 _SETTLE = 0.001
 """Seconds between the last worker's coming and the opening of the gate: then all of them sleep."""
+_REST = 0.001
+"""Seconds after the opening in which nobody looks: looking takes from the core that is measured on."""
 _PATIENCE = 120.0
 _SPARE_FILES = 32
 _MOST_VMS, _MOST_BURST = 1_000_000, 10_000
@@ -282,19 +282,17 @@ def _create_and_close(plan: Plan, kvm: Kvm, gate: Gate, number: int) -> None:
     """What one worker does, round after round."""
     if plan.cpus:
         os.sched_setaffinity(0, {plan.cpus[number % len(plan.cpus)]})
-    spin = _may_spin(plan)
     passed = 0
 
-    def fire(kind: int, call: Call, spin: bool = spin) -> Timed:
+    def fire(kind: int, call: Call) -> Timed:
         nonlocal passed
-        made = gate.fire(number, kind, passed, call, spin)
+        made = gate.fire(number, kind, passed, call)
         passed += 1
         if made.result < 0:
             raise cannot_create(-made.result, "a VM" if kind == _CREATE else "the first run of a VM")
         return made
 
     for _ in range(plan.warmups + plan.rounds):
-        fire(_COME, _GETPID, spin=False)
         fd = fire(_CREATE, Call(IOCTL, kvm.fd, ioctl.CREATE_VM)).result
         if plan.first_run:
             guest = _Halting(Vm(kvm, fd))
@@ -303,12 +301,6 @@ def _create_and_close(plan: Plan, kvm: Kvm, gate: Gate, number: int) -> None:
             guest.close()
         fire(_CLOSE, Call(CLOSE, fd))
     signal.pause()  # until it is ended, with the others
-
-
-def _may_spin(plan: Plan) -> bool:
-    """Whether each worker has a CPU of its own, and the one who opens the gate has another."""
-    places = len(set(plan.cpus)) or plan.burst
-    return plan.burst <= places and plan.burst < len(os.sched_getaffinity(os.getppid()))
 
 
 class _Halting:
@@ -384,10 +376,11 @@ def _round(plan: Plan, gate: Gate, workers: Workers, number: int) -> list[Creati
         time.sleep(plan.pause_s)
     created: list[Timed] = []
     ran: list[Timed] = []
-    for kind in (_COME, _CREATE, *((_RUN,) if plan.first_run else ()), _CLOSE):
+    for kind in (_CREATE, *((_RUN,) if plan.first_run else ()), _CLOSE):
         workers.wait(lambda kind=kind: gate.ready(kind), "getting ready", _PATIENCE)  # type: ignore[misc]
         time.sleep(_SETTLE)
         gate.open()
+        time.sleep(_REST)
         workers.wait(lambda kind=kind: gate.done(kind), "KVM_CREATE_VM", _PATIENCE)  # type: ignore[misc]
         timed = [gate.timed(worker, kind) for worker in range(plan.burst)]
         if kind == _CREATE:

@@ -1,8 +1,8 @@
 """System calls that many workers make at the same moment, each timed by itself.
 
-Between the clock readings is nothing but the system call: a few machine instructions wait at a gate, read the clock,
-make the call and read the clock again, outside the interpreter and its lock. So threads really run at once, and what is
-measured is what a C program would measure.
+Between the clock readings is nothing but the system call: a few machine instructions wait at a gate until a moment that
+is the same for all, make the call and read the clock again, outside the interpreter and its lock. So threads really run
+at once, and what is measured is what a C program would measure. Who opens the gate sleeps when the moment comes.
 """
 
 from __future__ import annotations
@@ -29,19 +29,22 @@ CODE = bytes.fromhex(
     "894308"  # mov [rbx+8], eax            ready
     "488b3b"  # wait: mov rdi, [rbx]
     "3917"  # cmp [rdi], edx                has the gate moved on?
-    "7518"  # jne go
-    "837b1c00"  # cmp dword [rbx+28], 0     spin, or sleep?
-    "7404"  # je sleep
-    "f390"  # pause
-    "ebef"  # jmp wait
-    "31f6"  # sleep: xor esi, esi           FUTEX_WAIT while it is edx
+    "750e"  # jne go
+    "31f6"  # xor esi, esi                  FUTEX_WAIT while it is edx
     "4531d2"  # xor r10d, r10d              without timeout
     "b8ca000000"  # mov eax, 202
     "0f05"  # syscall
-    "ebe1"  # jmp wait
+    "ebeb"  # jmp wait
     "bf01000000"  # go: mov edi, 1          CLOCK_MONOTONIC
     "488d7358"  # lea rsi, [rbx+88]
     "ff5310"  # call qword [rbx+16]
+    "4869435800ca9a3b"  # imul rax, [rbx+88], 1000000000
+    "48034360"  # add rax, [rbx+96]
+    "488b3b"  # mov rdi, [rbx]
+    "483b4708"  # cmp rax, [rdi+8]          is it time?
+    "7304"  # jae again
+    "f390"  # pause
+    "ebdb"  # jmp go
     "488b4320"  # again: mov rax, [rbx+32]
     "488b7b28"  # mov rdi, [rbx+40]
     "488b7330"  # mov rsi, [rbx+48]
@@ -64,12 +67,14 @@ CODE = bytes.fromhex(
 """void fire(struct shot *), System V x86-64. Processors keep the order of stores: who sees done sees the answer."""
 
 # struct shot: where the gate is; the count of this call, told when ready and when done; where clock_gettime is, the
-# gate's value to wait behind, whether to spin, the call's number and arguments, retries left; result, interruptions,
+# gate's value to wait behind, the call's number and arguments, retries left; result, interruptions,
 # the clock before and after.
-_PLACE, _ORDER, _ANSWER = struct.Struct("<Q"), struct.Struct("<QII5Q"), struct.Struct("<qQ4Q")
+_PLACE, _ORDER, _ANSWER = struct.Struct("<Q"), struct.Struct("<7Q"), struct.Struct("<qQ4Q")
 _READY_AT, _DONE_AT, _ORDER_AT, _ANSWER_AT, _SHOT_SIZE = 8, 12, 16, 72, 128
-_GATE_AT, _SHOTS_AT = 0, 128
-_WORD = struct.Struct("<I")
+_GATE_AT, _MOMENT_AT, _SHOTS_AT = 0, 8, 128
+_LEAD_NS = 300_000
+"""From the opening to the moment: sleepers wake one after another, over tens of microseconds, and some CPUs slowly."""
+_WORD, _MOMENT = struct.Struct("<I"), struct.Struct("<Q")
 _WORD_MASK = 0xFFFFFFFF
 
 _C = ctypes.CDLL(None, use_errno=True)
@@ -137,22 +142,20 @@ class Gate:
         if self._code is not None:
             self._code.close()
 
-    def fire(self, worker: int, kind: int, passed: int, call: Call, spin: bool = False) -> Timed:
-        """Wait, asleep or spinning, until the gate has opened more than *passed* times, then make *call*.
-
-        Sleepers wake one after another, over tens of microseconds. Those who spin go at once, if each has a CPU.
-        """
+    def fire(self, worker: int, kind: int, passed: int, call: Call) -> Timed:
+        """Sleep until the gate has opened more than *passed* times, then make *call* at the moment the opener set."""
         at = self._shot(worker, kind)
         _PLACE.pack_into(self._memory, at, self._base + _GATE_AT)
         seen = passed & _WORD_MASK
-        _ORDER.pack_into(self._memory, at + _ORDER_AT, self._clock, seen, spin, *call, _MOST_RETRIES)
+        _ORDER.pack_into(self._memory, at + _ORDER_AT, self._clock, seen, *call, _MOST_RETRIES)
         _ANSWER.pack_into(self._memory, at + _ANSWER_AT, 0, 0, 0, 0, 0, 0)
         self._fire(self._base + at)
         return self.timed(worker, kind)
 
     def open(self) -> None:
-        """Let through everybody who waits, at once."""
+        """Let everybody who waits make the call, at one moment shortly after this."""
         self.opened += 1
+        _MOMENT.pack_into(self._memory, _MOMENT_AT, time.monotonic_ns() + _LEAD_NS)
         _WORD.pack_into(self._memory, _GATE_AT, self.opened & _WORD_MASK)
         _futex(self._base + _GATE_AT, _FUTEX_WAKE, _EVERYONE)
 
@@ -183,14 +186,15 @@ class Gate:
     def _fire_interpreted(self, address: int) -> None:
         """The same as the machine code does."""
         at = address - self._base
-        _, seen, spin, number, *args, retries = _ORDER.unpack_from(self._memory, at + _ORDER_AT)
+        _, seen, number, *args, retries = _ORDER.unpack_from(self._memory, at + _ORDER_AT)
         call = [ctypes.c_ulong(arg) for arg in (number, *args)]
         eintr, clock = 0, time.monotonic_ns
         _WORD.pack_into(self._memory, at + _READY_AT, (seen + 1) & _WORD_MASK)
         while self._word(_GATE_AT) == seen:
-            if not spin:
-                _futex(self._base + _GATE_AT, _FUTEX_WAIT, seen)
-        start = clock()
+            _futex(self._base + _GATE_AT, _FUTEX_WAIT, seen)
+        moment = _MOMENT.unpack_from(self._memory, _MOMENT_AT)[0]
+        while (start := clock()) < moment:
+            pass
         result = _syscall(*call)
         while result < 0 and ctypes.get_errno() == errno.EINTR and eintr < retries:
             eintr += 1
