@@ -9,6 +9,9 @@ from typing import Any
 from worldswitch.errors import printable
 
 WIDTH = 100
+_LEAST = 8
+_ONE_WIDE = frozenset(map(chr, range(0x20, 0x7F))) | frozenset("µ–─≠×…")
+"""Signs that take one column in every terminal."""
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[Any]], title: str = "", left: Iterable[str] = ()) -> str:
@@ -20,29 +23,59 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[Any]], title: str = ""
         title: A line above it.
         left: Headings of the columns aligned left; the others are aligned right.
     """
+    flush_left = frozenset(left)
+    cells = [[printable("-" if cell is None else str(cell)) for cell in row] for row in rows]
+    text = _fitting(columns, cells, flush_left) or _folded(columns, cells, flush_left)
+    return f"{title}\n{text}" if title else text
+
+
+def _fitting(columns: Sequence[str], cells: Sequence[Sequence[str]], left: frozenset[str]) -> str | None:
+    """The table where it is narrow enough and no sign is of unknown width: as rich draws it, without importing it."""
+    lines = [list(columns), *([*row, *[""] * (len(columns) - len(row))] for row in cells)]
+    if not all(
+        _ONE_WIDE.issuperset(cell) and cell == cell.strip() for line in lines for cell in line
+    ) or "[" in "".join(columns):
+        return None
+    widths = [
+        max((_LEAST if name in left else 1), *(len(line[place]) for line in lines))
+        for place, name in enumerate(columns)
+    ]
+    rule = "─" * (sum(widths) + 2 * (len(widths) - 1))
+    if len(rule) > WIDTH:
+        return None
+    drawn = [
+        "  ".join(
+            cell.ljust(width) if name in left else cell.rjust(width)
+            for cell, width, name in zip(line, widths, columns, strict=True)
+        ).rstrip()
+        for line in lines
+    ]
+    return "\n".join([drawn[0], rule, *drawn[1:], ""])
+
+
+def _folded(columns: Sequence[str], cells: Sequence[Sequence[str]], left: frozenset[str]) -> str:
+    """The table with its widest columns narrowed so that it fits, their cells on several lines."""
     from rich import box
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
-    flush_left = frozenset(left)
     drawn = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
     for name in columns:
-        is_left = name in flush_left
+        is_left = name in left
         drawn.add_column(
             name,
             justify="left" if is_left else "right",
             no_wrap=not is_left,
             overflow="fold",
-            min_width=8 if is_left else None,
+            min_width=_LEAST if is_left else None,
         )
-    for row in rows:
-        drawn.add_row(*(Text(printable("-" if cell is None else str(cell))) for cell in row))
+    for row in cells:
+        drawn.add_row(*map(Text, row))
     out = StringIO()
     console = Console(file=out, width=WIDTH, no_color=True, highlight=False, force_terminal=False)
     console.print(drawn)
-    text = "\n".join(line.rstrip() for line in out.getvalue().splitlines())
-    return f"{title}\n{text}\n" if title else f"{text}\n"
+    return "".join(f"{line.rstrip()}\n" for line in out.getvalue().splitlines())
 
 
 def fields(pairs: Iterable[tuple[str, Any]]) -> str:
