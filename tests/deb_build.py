@@ -41,8 +41,8 @@ def archive(control: bytes, data: bytes) -> bytes:
     """The ar archive of a binary package."""
     members = [
         ("debian-binary", b"2.0\n"),
-        ("control.tar.xz", lzma.compress(control)),
-        ("data.tar.xz", lzma.compress(data)),
+        ("control.tar.xz", lzma.compress(control, preset=0)),
+        ("data.tar.xz", lzma.compress(data, preset=0)),
     ]
     out = b"!<arch>\n"
     for name, content in members:

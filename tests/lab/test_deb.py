@@ -6,11 +6,11 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-import deb_build
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import deb_build
 from worldswitch.errors import MissingError
 from worldswitch.lab import deb
 

@@ -238,7 +238,7 @@ APT::Sandbox::User "root";
 APT::Get::List-Cleanup "true";
 Acquire::Languages "none";
 Acquire::GzipIndexes "true";
-Acquire::Retries "3";
+Acquire::Retries "2";
 Acquire::http::Timeout "30";
 Acquire::https::Timeout "30";
 Dir::Etc::sourcelist "{folder}/sources.list";
@@ -293,7 +293,7 @@ def _download(packages: Sequence[Package]) -> None:
         _place(package).with_name(_place(package).name + ".FAILED").unlink(missing_ok=True)
 
 
-_OPTIONS = ("-q", "-o", "APT::Sandbox::User=root", "-o", "Acquire::Retries=3", "-o", "Acquire::http::Timeout=30")
+_OPTIONS = ("-q", "-o", "APT::Sandbox::User=root", "-o", "Acquire::Retries=2", "-o", "Acquire::http::Timeout=30")
 
 
 def _helper() -> str:

@@ -73,8 +73,8 @@ def fetched(kernel: KernelPackages, source: Source, say: Say) -> BuildRoot:
         for name in ("dev", "tmp", "proc/self"):
             (folder / name).mkdir(parents=True, exist_ok=True)
         (folder / "dev/null").touch()
-        # objtool of 7.x reads its stack limit there; a copy does, and takes no mount.
-        shutil.copyfile("/proc/self/limits", folder / "proc/self/limits")
+        # objtool of 7.x looks there for its stack; where /proc cannot be mounted, any process's does.
+        (folder / "proc/self/maps").write_bytes(Path("/proc/self/maps").read_bytes())
         return {
             "what": f"headers, compiler and KVM source of {kernel.version}", "release": kernel.release,
             "headers": f"usr/src/{headers}", "tree": tree, "packages": {p.name: p.version for p in everything},
@@ -117,8 +117,8 @@ def command(root: Path, arguments: Sequence[str]) -> list[str]:
 
 
 def _ways(root: Path) -> list[list[str]]:
-    """Ways to run a program in *root* with a /dev/null, the one that needs no rights on the host first."""
-    script = 'mount --bind /dev/null "$0/dev/null" && exec chroot "$0" "$@"'
+    """Ways to run a program in *root* with a /dev/null and a /proc, the one that leaves no trace in it first."""
+    script = 'mount --bind /dev/null "$0/dev/null" && mount --rbind /proc "$0/proc" && exec chroot "$0" "$@"'
     namespaces = ["--mount"] if os.geteuid() == 0 else ["--mount", "--user", "--map-root-user"]
     ways = []
     if shutil.which("unshare"):

@@ -95,7 +95,7 @@ def resolve(spec: str, source: Source) -> KernelPackages:
         known += here
         fitting = [k for k in here if artifacts.names(spec, k.release, k.version)]
         if fitting:
-            return max(fitting, key=lambda k: (artifacts.version_key(k.version), _numbers(k.release), k.release))
+            return max(fitting, key=_newness)
     if unread and not known:
         raise unread[0]
     newest: dict[str, KernelPackages] = {}
@@ -104,6 +104,11 @@ def resolve(spec: str, source: Source) -> KernelPackages:
     there = ", ".join(newest) or "no kernel at all"
     also = f"; and one suite could not be read: {unread[0]}" if unread else ""
     raise MissingError(f"{source.description} has no kernel {printable(spec)}; it has {there}{also}")
+
+
+def _newness(kernel: KernelPackages) -> tuple[object, ...]:
+    package_version = kernel.package.partition(" ")[2]
+    return artifacts.version_key(kernel.version), _numbers(package_version), _numbers(kernel.release), kernel.release
 
 
 def userland(source: Source, say: Say = quiet) -> Path:
