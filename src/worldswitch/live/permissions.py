@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import platform
 import re
 from pathlib import Path
 
@@ -138,9 +137,9 @@ def buffer_bytes(root: Path = ROOT) -> int:
 def host_lines(root: Path = ROOT) -> list[str]:
     """Host, kernel, CPU as the header lines ``perf script --header`` prints, which the text reader understands."""
     model = re.search(r"^model name\s*:\s*(.+)$", read(root / "proc/cpuinfo") or "", re.MULTILINE)
-    uname = platform.uname()
+    uname = os.uname()
     lines = [
-        f"# hostname : {uname.node}",
+        f"# hostname : {uname.nodename}",
         f"# os release : {uname.release}",
         f"# nrcpus online : {os.cpu_count() or 1}",
     ]
