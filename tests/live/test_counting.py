@@ -76,7 +76,7 @@ def test_the_hosts_own_statistics_are_left_out(monkeypatch: pytest.MonkeyPatch) 
 def test_no_quiet_run_in_sight_is_given_up_early(monkeypatch: pytest.MonkeyPatch) -> None:
     host = Host(monkeypatch, *[(outcome(10 + i), 1) for i in range(24)])
     assert Counter(host.run, [0], None).count(5, give_up=True) is None
-    assert len(host.runs) == 16
+    assert len(host.runs) == 12
 
 
 def test_counts_that_never_agree_are_unsteady(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,8 +20,8 @@ from worldswitch.stats.median import Median, median
 MOST_COUNTED, MOST_UNDISTURBED = 1000, 64
 """Passes of a run that is counted, at most; the second where KVM does not count interrupts, so that a run must not meet
 any."""
-_FEWER = 4
-"""Where the host interrupts every run, so many times fewer passes are tried."""
+_FEWER, _FEWEST = 4, 2
+"""Where the host interrupts every run, so many times fewer passes are tried, but not fewer than the second."""
 _BASELINES = 3
 _SILENT = "kvm_exit events do not come here, were lost, or did not agree"
 
@@ -151,11 +151,14 @@ def measure(
         device = kvm or stack.enter_context(Kvm())
         host = environment()
         bench = _Bench(device, image, cpus, hide, show, deadline_s, host.module, on_progress)
-        bench.foreseen = 4 + (warmup + repeat + _BASELINES if repeat and passes else 0)
+        timed = warmup + repeat + _BASELINES if repeat and passes else 0
+        bench.foreseen = 6 + timed
+        tracing = _Tracing(bench.counter, stack) if reasons else None
+        times = bench.time(passes, repeat, warmup) if timed else None
         whole, none = bench.count(passes, count_n)
-        bench.settle_foreseen(warmup + repeat + _BASELINES if repeat and passes else 0)
-        traced, why = bench.trace(whole.n, stack) if reasons else (None, "it was not asked for")
-        times = bench.time(passes, repeat, warmup) if repeat and passes else None
+        traced = tracing.exits(whole.n) if tracing else None
+        why = tracing.why if tracing else "it was not asked for"
+        bench.finished()
         return _measurement(image, passes, whole, none, times, traced, why, bench, host)
 
 
@@ -224,6 +227,7 @@ class _Bench:
         self.on_progress = on_progress
         self.done = self.foreseen = self.eintr = self.interrupts = 0
         self.counter = Counter(self.run, cpus, module)
+        self.timed: list[Outcome] = []
 
     def run(
         self, n: int, around: Callable[[], contextlib.AbstractContextManager[object]] = contextlib.nullcontext
@@ -244,9 +248,10 @@ class _Bench:
             self.on_progress(self.done, self.foreseen)
         return outcome
 
-    def settle_foreseen(self, left: int) -> None:
-        """Counting took as many runs as it took; now it is known how many are left."""
-        self.foreseen = self.done + left
+    def finished(self) -> None:
+        """Fewer runs may have done than were foreseen."""
+        if self.on_progress and self.done < self.foreseen:
+            self.on_progress(self.done, self.done)
 
     def count(self, n: int, count_n: int | None) -> tuple[Counted, Counted]:
         """The counts of some passes, and those of none."""
@@ -258,14 +263,14 @@ class _Bench:
         whole = None
         while whole is None:
             # Several vCPUs' threads interrupt each other when they start, so there fewer passes are no quieter.
-            fewer = passes // _FEWER if len(self.image.entries) == 1 else 0
-            whole = self.counter.count(passes, give_up=fewer > 0)
+            fewer = max(_FEWEST, passes // _FEWER) if len(self.image.entries) == 1 else passes
+            whole = self.counter.count(passes, give_up=fewer < passes)
             if whole is None:
                 passes = fewer
         if 1 < passes < wanted and whole.proven:
             half = self.counter.count(passes // 2, give_up=True)
-            longer = carried_on(half, whole, self.counter.disturbed(wanted)) if half else None
-            whole = longer or whole
+            far = self.counter.disturbed(wanted, self.timed if n == wanted else ())
+            whole = (half and carried_on(half, whole, far)) or whole
         return self._note(whole), none
 
     def _note(self, counted: Counted | None) -> Counted:
@@ -276,7 +281,7 @@ class _Bench:
     def time(self, n: int, repeat: int, warmup: int) -> Times:
         """Runs of *n* passes and of none, and what a pass takes."""
         none = [self.run(0) for _ in range(_BASELINES)]
-        outcomes = [self.run(n) for _ in range(warmup + repeat)]
+        outcomes = self.timed = [self.run(n) for _ in range(warmup + repeat)]
         wall0 = median([outcome.wall_ns for outcome in none]).mid
         cycles0 = [taken for outcome in none if (taken := _cycles(outcome)) is not None]
         walls = [(outcome.wall_ns - wall0) / n for outcome in outcomes]
@@ -295,27 +300,51 @@ class _Bench:
             warmups=tuple(walls[:warmup]),
         )
 
-    def trace(
-        self, n: int, stack: contextlib.ExitStack
-    ) -> tuple[tuple[dict[str, int], dict[str, int]] | None, str | None]:
-        """Exits by reason of *n* passes and of none; None, with why, where kvm_exit does not tell.
 
-        The kernel takes some 40 ms of mere waiting to remove the tracing instance; *stack* ends when it is gone.
-        """
-        tracing = contextlib.ExitStack()
+class _Tracing:
+    """Exits by reason from kvm_exit, where it tells them.
+
+    The kernel takes some 40 ms of mere waiting to remove a tracing instance. That is done while other things are, and
+    *stack* ends when it is gone.
+
+    Attributes:
+        why: Why there are none, if so.
+    """
+
+    def __init__(self, counter: Counter, stack: contextlib.ExitStack) -> None:
+        self._counter, self._stack = counter, stack
+        self._open = contextlib.ExitStack()
+        self.why: str | None = None
+        self._none: dict[str, int] | None = None
         try:
-            tracer = tracing.enter_context(by_reason.tracer())
+            self._tracer = self._open.enter_context(by_reason.tracer())
         except MissingError as missing:
-            return None, str(missing)
-        removal = threading.Thread(target=tracing.close)
-        try:
-            whole = self.counter.by_reason(n, tracer)
-            none = self.counter.by_reason(0, tracer) if whole is not None else None
-            tracer.off()
-        finally:
-            removal.start()
-            stack.callback(removal.join)
-        return ((whole, none), None) if whole is not None and none is not None else (None, _SILENT)
+            self.why = str(missing)
+            return
+        stack.callback(self._open.close)
+        self._none = counter.by_reason(0, self._tracer)
+        self._tracer.off()
+        if self._none is None:
+            self._end()
+
+    def exits(self, n: int) -> tuple[dict[str, int], dict[str, int]] | None:
+        """Those of *n* passes, and of none; None if :attr:`why` says why not."""
+        if self._none is None:
+            return None
+        self._tracer.watch()
+        whole = self._counter.by_reason(n, self._tracer)
+        self._tracer.off()
+        self._end()
+        if whole is None:
+            return None
+        self.why = None
+        return whole, self._none
+
+    def _end(self) -> None:
+        self.why = _SILENT
+        removal = threading.Thread(target=self._open.close)
+        removal.start()
+        self._stack.callback(removal.join)
 
 
 def _by_statistics(counted: Counted) -> dict[str, int]:

@@ -15,7 +15,7 @@ Run = Callable[[int, Callable[[], contextlib.AbstractContextManager[object]]], O
 """Runs n passes, with what is entered around them."""
 
 _MOST_RUNS = 24
-_HOPELESS_AFTER = 8
+_HOPELESS_AFTER = 12
 """Runs of which the host interrupted every one, after which another will not be spared."""
 _ENOUGH_NS = 10**9
 """Runs that take this long together are not made more often than four times."""
@@ -105,17 +105,18 @@ class Counter:
             return None
         return self._told(n, runs)
 
-    def disturbed(self, n: int) -> Counted:
-        """Run *n* passes twice, whatever the host does meanwhile: all but the exits can be relied on."""
+    def disturbed(self, n: int, outcomes: Sequence[Outcome] = ()) -> Counted:
+        """Two runs of *n* passes, or those that were made, whatever the host did meanwhile.
+
+        All but the exits can be relied on.
+        """
+        if len(outcomes) > 1:
+            return self._told(n, [_noted(outcome, None) for outcome in outcomes])
         return self._told(n, [self._once(n) for _ in range(2)])
 
     def _once(self, n: int) -> _Run:
         outcome = self.run(n, self._watched)
-        irqs = outcome.counters.get(_IRQS, 0)
-        counters = {name: value for name, value in outcome.counters.items() if name not in HOSTS_OWN}
-        if _EXITS in counters:
-            counters[_EXITS] -= irqs
-        return _Run(counters, irqs, self._taken, outcome)
+        return _noted(outcome, self._taken)
 
     @contextlib.contextmanager
     def _watched(self) -> Iterator[None]:
@@ -165,6 +166,14 @@ class Counter:
             if len(seen) > 1 and None not in told.values():
                 return {name: times for name, times in told.items() if times}
         return None
+
+
+def _noted(outcome: Outcome, taken: int | None) -> _Run:
+    irqs = outcome.counters.get(_IRQS, 0)
+    counters = {name: value for name, value in outcome.counters.items() if name not in HOSTS_OWN}
+    if _EXITS in counters:
+        counters[_EXITS] -= irqs
+    return _Run(counters, irqs, taken, outcome)
 
 
 def carried_on(half: Counted, whole: Counted, far: Counted) -> Counted | None:

@@ -73,6 +73,10 @@ class Tracer:
         finally:
             (self._here / "tracing_on").write_text("0")
 
+    def watch(self) -> None:
+        """Events again, after :meth:`off`."""
+        (self._here / "events/kvm/kvm_exit/enable").write_text("1")
+
     def off(self) -> None:
         """No more events, from now on."""
         (self._here / "events/kvm/kvm_exit/enable").write_text("0")
