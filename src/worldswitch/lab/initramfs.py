@@ -113,7 +113,7 @@ def guest_key(guest: Guest) -> str:
     for root in (guest.userland, *(guest.tools[name] for name in sorted(guest.tools))):
         manifest = root / cache.MANIFEST
         digest.update(manifest.read_bytes() if manifest.exists() else str(root.resolve()).encode())
-    for data in (guest.kit or b"", _own("init"), _own("library.py"), diskio.program()):
+    for data in (guest.kit or b"", _own("init"), _own("library.py"), _own("waiting.py"), diskio.program()):
         digest.update(hashlib.sha256(data).digest())
     return digest.hexdigest()[:16]
 
@@ -157,6 +157,7 @@ def _add_python(archive: cpio.Archive, guest: Guest) -> None:
             archive.file(f"usr/lib/{python.name}/{path.relative_to(library)}", path.read_bytes())
         if guest.kit:
             archive.file(KIT, (made / "wsw.pyz").read_bytes())
+            archive.file("lab/waiting.py", _own("waiting.py"))
             archive.file("lab/bin/wsw", f'#!/bin/sh\nexec python3 -I -S /{KIT} "$@"\n'.encode(), 0o755)
     for alias in ("python3", "python"):
         archive.link(f"usr/bin/{alias}", python.name)

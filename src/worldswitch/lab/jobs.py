@@ -11,6 +11,8 @@ from pathlib import Path, PurePosixPath
 
 from worldswitch.errors import UsageError, printable
 
+KIT = "wsw"
+"""The command that is the field kit."""
 OUT = "out"
 """Folder in a job's working folder whose files come back."""
 
@@ -101,6 +103,8 @@ def pack(setup: Setup, jobs: Sequence[Job]) -> bytes:
             here = f"jobs/{number}"
             _add(archive, f"{here}/run", _script(job).encode())
             _add(archive, f"{here}/seconds", b"" if job.limit is None else f"{max(1, round(job.limit))}".encode())
+            if job.argv[0] == KIT and not job.environment and job.limit is None:
+                _add(archive, f"{here}/kit", "\0".join(job.argv[1:]).encode())
             _add_folder(archive, f"{here}/files")
             for name, content in job.files.items():
                 inside = f"{here}/files/{_within(name)}"
