@@ -9,20 +9,18 @@ from pathlib import Path
 import pytest
 
 import worldswitch
-from worldswitch.kit import archive
+from worldswitch.kit import STANDARD_LIBRARY, archive
 
 ROOT = Path(worldswitch.__file__).parent
 
 
 def test_every_import_of_the_kit_is_its_own_or_the_standard_librarys() -> None:
     sources = archive.modules(ROOT)
-    mine = {name.removesuffix(".py").removesuffix("/__init__").replace("/", ".") for name in sources}
-    for name, data in sources.items():
-        if name == "worldswitch/__init__.py":
-            continue
-        for found in filter(None, archive.imports(ast.parse(data))):
-            top = found.partition(".")[0]
-            assert top in sys.stdlib_module_names or found in mine or found.rpartition(".")[0] in mine, (name, found)
+    found = {
+        top for data in sources.values() for name in archive.imports(ast.parse(data)) if (top := name.partition(".")[0])
+    }
+    assert sorted(found - {"__future__", "worldswitch"}) == list(STANDARD_LIBRARY)
+    assert set(STANDARD_LIBRARY) <= sys.stdlib_module_names
 
 
 def test_modules_are_found_through_functions_and_packages() -> None:
