@@ -430,6 +430,16 @@ def test_what_was_finished_before_is_shown_and_kept(
     assert len(load(kept).cells) == 1
 
 
+def test_a_result_that_cannot_be_kept_is_still_shown(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def full(result: object, path: object) -> None:
+        raise MissingError("no space left on device")
+
+    monkeypatch.setattr("worldswitch.record.resultfile.save", full)
+    done = run_fake(monkeypatch, cell("6.1", 2), arguments=("--save", str(tmp_path / "kept")))
+    assert isinstance(done.exception, MissingError)
+    assert "cr0-wp" in done.stdout
+
+
 def test_text_from_a_program_does_not_steer_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     nasty = Cell(
         {"on": "fake", "program": "\x1b[31mred"}, 1, "\x1b[2J", time_ns=Spread(1, 2, 3), notes=("\x1b]0;x\x07",),

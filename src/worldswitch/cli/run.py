@@ -101,11 +101,13 @@ def run(
     with _ended_politely():
         done = _run(chosen, work, settings)
         result = _result(done, chosen, ("wsw", "run", *ctx.meta["words"]), settings, started)
-        if save is not None and done.cells:
-            from worldswitch.record.resultfile import save as keep
+        try:
+            if save is not None and done.cells:
+                from worldswitch.record.resultfile import save as keep
 
-            keep(result, save)
-        _show(result, done, as_json)
+                keep(result, save)
+        finally:
+            _show(result, done, as_json)
     return done.status
 
 

@@ -41,11 +41,13 @@ def run(asked: argparse.Namespace) -> int:
     cells, failures, interrupted = _run(work, settings)
     provenance = Provenance(__version__, ("wsw.pyz", *sys.argv[1:]), asdict(settings), None, started, _now())
     result = Result(tuple(cells), provenance, here().environment)
-    if asked.save and cells:
-        from worldswitch.record.resultfile import save
+    try:
+        if asked.save and cells:
+            from worldswitch.record.resultfile import save
 
-        save(result, asked.save)
-    _show(result, failures, asked.json)
+            save(result, asked.save)
+    finally:
+        _show(result, failures, asked.json)
     if interrupted:
         sys.stderr.write("wsw: interrupted; what was finished is shown\n")
         return INTERRUPTED
