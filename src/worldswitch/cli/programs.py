@@ -46,9 +46,8 @@ def _list(as_json: bool) -> None:
 
     found = [(name, library.program(name), _parameters(name)) for name in library.names()]
     if as_json:
-        rows = [_document(name, program, parameters) for name, program, parameters in found]
-        rows += [_host_document(name) for name in _HOST_PROGRAMS]
-        options.print_json({"programs": rows})
+        documents = [_document(name, program, parameters) for name, program, parameters in found]
+        options.print_json({"programs": documents + [_host_document(name) for name in _HOST_PROGRAMS]})
         return
     from worldswitch.report.tables import indented
 
@@ -142,7 +141,7 @@ def _python(name: str | None) -> str:
             "    print(name, library.parameters(name), library.program(name).summary)",
         ]
     elif name in _HOST_PROGRAMS:
-        return "from worldswitch.live import vmcreate\n\nhelp(vmcreate)"
+        return "from worldswitch.live import create_vm\n\nprint(create_vm.__doc__)"
     else:
         each = [f"print(library.program({name!r}))"]
     return "\n".join(["from worldswitch.guest import library", "", *each])
