@@ -98,7 +98,38 @@ def python39() -> str | None:
     return _python39()
 
 
-ABILITIES = {"cgroups": _no_cgroups, "kvm": _no_kvm, "kvm-events": _no_kvm_events, "python3.9": _no_python39}
+def _no_lab() -> str | None:
+    """Whether this machine's own Debian mirror answers, so that the lab can be fetched."""
+    from urllib.request import urlopen
+
+    from worldswitch.errors import MissingError
+    from worldswitch.lab import apt
+
+    try:
+        mirror = apt.own_mirror()
+        with urlopen(f"{mirror.url}/dists/trixie/InRelease", timeout=10) as answer:
+            answer.read(1)
+    except (MissingError, OSError, ValueError) as error:
+        return f"no Debian mirror answers: {error}"
+    return None
+
+
+def _nothing_of(kind: str) -> str | None:
+    """Whether the lab's cache, the user's own, has entries of a kind; they take minutes to make."""
+    from worldswitch.lab import cache
+
+    return None if cache.entries(kind) else f"the lab's cache has no {kind}; `wsw lab build` makes one"
+
+
+ABILITIES = {
+    "buildroot": lambda: _nothing_of("buildroots"),
+    "build": lambda: _nothing_of("builds"),
+    "cgroups": _no_cgroups,
+    "kvm": _no_kvm,
+    "kvm-events": _no_kvm_events,
+    "lab": _no_lab,
+    "python3.9": _no_python39,
+}
 """Names in ``needs`` that are not programs -> why this machine lacks it, None if it does not."""
 
 

@@ -169,14 +169,15 @@ def build(
     wsw lab build 6.1 --revert cr0-wp-owned --name no-wp
     wsw run cr0-wp --on lab --kernel 6.1 --build no-wp
     """
-    from worldswitch.lab import build as building
+    from worldswitch.lab.build import Request
+    from worldswitch.lab.build import build as build_modules
 
-    request = building.Request(kernel, name, reverts, patches, tree)
+    request = Request(kernel, name, reverts, patches, tree)
     if as_python:
         click.echo("from pathlib import Path, PosixPath\nfrom worldswitch.lab import apt, build\n")
         click.echo(f"build.build(build.{request!r}, apt.own_mirror())")
         return 0
-    built = building.build(request, _source(mirror, keyring), _say, jobs=jobs or 0)
+    built = build_modules(request, _source(mirror, keyring), _say, jobs=jobs or 0)
     if as_json:
         modules = {module: str(path) for module, path in built.modules.items()}
         options.print_json({"name": built.name, "release": built.release, "modules": modules, "stamp": built.stamp})

@@ -190,7 +190,16 @@ def _change(plan: _Plan, clone: BuildRoot, say: Say) -> dict[str, list[str]]:
 def _apply(patch: _Patch, clone: BuildRoot) -> None:
     file = clone.path / "tmp/change.patch"
     file.write_bytes(patch.text)
-    arguments = ["patch", "-p1", "--batch", "--no-backup-if-mismatch", "--reject-file=-", "-d", f"/{clone.tree}"]
+    arguments = [
+        "patch",
+        "-p1",
+        "--fuzz=0",
+        "--batch",
+        "--no-backup-if-mismatch",
+        "--reject-file=-",
+        "-d",
+        f"/{clone.tree}",
+    ]
     # Without it, --batch would take out a change that is there already.
     arguments += ["--reverse"] if patch.backwards else ["--forward"]
     command = buildroot.command(clone.path, [*_ENVIRONMENT, *arguments, "-i", "/tmp/change.patch"])

@@ -87,7 +87,9 @@ def _failure(what: str, log: Path) -> MissingError:
         text = source.read().decode("utf-8", "replace")
     if "No space left on device" in text:
         return cache.full()
-    return MissingError(f"{what} failed; all of it is in {log}:\n{last_lines(text.rpartition(chr(10) + '$ ')[2])}")
+    # The last command's output; its first line is the command.
+    said = f"\n{text}".rpartition("\n$ ")[2].partition("\n")[2]
+    return MissingError(f"{what} failed; all of it is in {log}:\n{last_lines(said)}")
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
