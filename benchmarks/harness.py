@@ -6,7 +6,6 @@ make the same few ioctls; what differs is who makes them. Nothing here passes or
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import statistics
@@ -16,12 +15,9 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
-
-if sys.argv[1:2] == ["create"]:
-    sys.path.insert(0, sys.argv[3])  # with -I -S nothing else finds the package
 
 from worldswitch.live import ioctl
 from worldswitch.live.create_vm import Plan, measure
@@ -124,11 +120,7 @@ def write_flat(kvm: Kvm, image: Image) -> Path:
 
 
 def compare_create(kvm: Kvm, pairs: int) -> list[Row]:
-    """KVM_CREATE_VM and closing, one VM at a time, ours and the peer's in turn.
-
-    To be called in a process that has imported no more than the command has: KVM_CREATE_VM locks every mapping of the
-    process (mm_take_all_locks, mm/mmap.c, for the MMU notifier), so each one costs.
-    """
+    """KVM_CREATE_VM and closing, one VM at a time, ours and the peer's in turn."""
     create, close = Row("KVM_CREATE_VM"), Row("closing the VM")
     with peer() as other:
 
@@ -189,13 +181,6 @@ def whole_processes(rounds: int = 9) -> Iterator[tuple[str, str]]:
         yield name, format_ns(statistics.median(taken[1:]))
 
 
-def create_rows(pairs: int) -> list[Row]:
-    """What :func:`compare_create` gives in a process of its own."""
-    command = [sys.executable, "-I", "-S", __file__, "create", str(pairs), str(ROOT / "src")]
-    done = subprocess.run(command, check=True, capture_output=True, text=True)
-    return [Row(**row) for row in json.loads(done.stdout)]
-
-
 def main(pairs: int = PAIRS) -> None:
     """Measure and print; says what it skips, and why."""
     if not os.access("/dev/kvm", os.R_OK | os.W_OK) or shutil.which("gcc") is None:
@@ -203,8 +188,8 @@ def main(pairs: int = PAIRS) -> None:
         return
     from worldswitch.report.tables import table
 
-    rows = create_rows(pairs)
     with Kvm() as kvm:
+        rows = compare_create(kvm, pairs)
         before = os.sched_getaffinity(0)
         os.sched_setaffinity(0, {max(before)})  # both sides on one CPU, which the peer inherits
         for name, n in PASSES.items():
@@ -217,8 +202,4 @@ def main(pairs: int = PAIRS) -> None:
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["create"]:
-        with Kvm() as device:
-            print(json.dumps([asdict(row) for row in compare_create(device, int(sys.argv[2]))]))
-    else:
-        main()
+    main()

@@ -92,8 +92,6 @@ def creations_cell(found: Creations, host: Here) -> Cell:
     if plan.first_run:
         metrics.insert(1, _latency("first_run", found, "first_run_ns"))
     notes = []
-    if not found.exact:
-        notes.append("this host gives no memory for machine code, so the interpreter's own time is in the latencies")
     if found.favordynmods is not None:
         notes.append(f"cgroup2 is mounted {'with' if found.favordynmods else 'without'} favordynmods")
     if found.stopped:

@@ -8,6 +8,7 @@ KVM_CREATE_VM does. ``first_run`` measures that too.
 
 from __future__ import annotations
 
+import errno
 import mmap
 import os
 import resource
@@ -23,11 +24,11 @@ from worldswitch.errors import MissingError, UsageError
 from worldswitch.live import cgroups, ioctl
 from worldswitch.live.device import Kvm, Vcpu, Vm
 from worldswitch.live.errors import cannot_create
-from worldswitch.live.timed_call import CLOSE, IOCTL, Call, Gate, Timed
+from worldswitch.live.module import vendor_module
+from worldswitch.live.timed_call import CLOSE, IOCTL, SCHED_SETAFFINITY, At, Call, Crew, Timed
 from worldswitch.live.workers import Workers
 
 THREADS, PROCESSES = "threads", "processes"
-_CREATE, _RUN, _CLOSE = range(_KINDS := 3)
 _SETTLE = 0.001
 """Seconds between the last worker's coming and the opening of the gate: then all of them sleep."""
 _REST = 0.001
@@ -52,7 +53,6 @@ class Plan:
         cgroup: Control group all workers are moved to, by path or name; None leaves them in the caller's.
         make_cgroup: Make it if it does not exist, and remove it at the end.
         cpus: CPUs the workers are pinned to, used in turn; none leaves them where they are.
-        machine_code: See :class:`worldswitch.live.timed_call.Gate`.
 
     Raises:
         UsageError: A number is out of its range, or a CPU is not ours to run on.
@@ -68,7 +68,6 @@ class Plan:
     cgroup: str | None = None
     make_cgroup: bool = False
     cpus: tuple[int, ...] = ()
-    machine_code: bool = True
 
     def __post_init__(self) -> None:
         limits = {
@@ -120,7 +119,6 @@ class Creations:
         creations: Round by round, all workers of a round together.
         warmups: Those of the rounds that do not count.
         rounds: Finished rounds.
-        exact: The calls were made from machine code; else the interpreter's time is in the figures.
         stopped: Why there are fewer rounds than planned; None if there are not. ``"interrupted"`` is Ctrl-C.
         favordynmods: Whether the v2 hierarchy is mounted so; None if there is none.
     """
@@ -129,7 +127,6 @@ class Creations:
     creations: tuple[Creation, ...]
     warmups: tuple[Creation, ...]
     rounds: int
-    exact: bool
     stopped: str | None
     favordynmods: bool | None
 
@@ -163,30 +160,29 @@ def measure(plan: Plan, kvm: Kvm, progress: Progress | None = None) -> Creations
     _demand_files(plan)
     report = progress or _silent
     with _control_group(plan) as group:
-        gate = Gate(plan.burst, _KINDS, plan.machine_code)
+        course = _Course(plan, kvm)
         rounds: list[list[Creation]] = []
         stopped = None
         try:
             with Workers() as workers:
-                _start(plan, kvm, gate, group, workers)
+                _start(plan, course.crew, group, workers)
                 _idle(plan, kvm, group, workers, report)
                 try:
                     for number in range(-plan.warmups, plan.rounds):
-                        rounds.append(_round(plan, gate, workers, number))
+                        rounds.append(_round(plan, course, workers, number))
                         report("rounds", len(rounds), plan.warmups + plan.rounds)
                 except (KeyboardInterrupt, MissingError) as error:
                     if len(rounds) <= plan.warmups:
                         raise
                     stopped = INTERRUPTED if isinstance(error, KeyboardInterrupt) else str(error)
         finally:
-            gate.close()
+            course.crew.close()
     kept = rounds[plan.warmups :]
     return Creations(
         plan,
         tuple(one for creations in kept for one in creations),
         tuple(one for creations in rounds[: plan.warmups] for one in creations),
         len(kept),
-        gate.exact,
         stopped,
         cgroups.favordynmods(),
     )
@@ -238,38 +234,74 @@ def _control_group(plan: Plan) -> Iterator[Path | None]:
             cgroups.remove(place)
 
 
-def _start(plan: Plan, kvm: Kvm, gate: Gate, group: Path | None, workers: Workers) -> None:
+class _Course:
+    """What each worker does round after round, as a list of calls; *create*, *run* and *close* are places in it.
+
+    A guest is one page with HLT where a processor begins after reset: SDM volume 3, section 10.1.4, "First Instruction
+    Executed", FFFFFFF0H. So its vCPU need not be set up, and its exit is known: :func:`_idle` has seen it halt.
+    """
+
+    def __init__(self, plan: Plan, kvm: Kvm) -> None:
+        create = Call(IOCTL, (kvm.fd, ioctl.CREATE_VM), gated=True)
+        calls = [create, Call(CLOSE, gated=True)]
+        self.create, self.run = 0, None
+        if plan.first_run:
+            extra = (Call(IOCTL, (0, ioctl.SET_TSS_ADDR, _TSS)),) if vendor_module() == "kvm_intel" else ()
+            calls[1:1] = [
+                *extra,
+                Call(IOCTL, (0, ioctl.SET_USER_MEMORY_REGION, At(_REGION_AT))),
+                Call(IOCTL, (0, ioctl.CREATE_VCPU), gives=((len(extra) + 3, 0), (len(extra) + 4, 0))),
+                Call(IOCTL, (0, ioctl.RUN), gated=True),
+                Call(CLOSE),
+            ]
+            self.run = len(extra) + 3
+        self.close = len(calls) - 1
+        on_vm = [place for place in range(1, len(calls)) if place not in (self.run, self.close - 1) or not self.run]
+        calls[0] = create._replace(gives=tuple((place, 0) for place in on_vm))
+        once = (Call(SCHED_SETAFFINITY, (0, _MASK_SIZE, At(_MASK_AT))),) if plan.cpus else ()
+        self.crew = Crew(plan.burst, calls, _DATA_SIZE, once)
+        for worker in range(plan.burst):
+            self._write_data(plan, worker)
+
+    def _write_data(self, plan: Plan, worker: int) -> None:
+        self.crew.write(worker, _RESET_AT, b"\xf4")
+        page = self.crew.address(worker)
+        region = ioctl.REGION.pack(0, 0, _RESET_PAGE, mmap.PAGESIZE, page)
+        self.crew.write(worker, _REGION_AT, region)
+        if plan.cpus:
+            mask = 1 << plan.cpus[worker % len(plan.cpus)]
+            self.crew.write(worker, _MASK_AT, mask.to_bytes(_MASK_SIZE, "little"))
+
+    def check(self) -> None:
+        """Raise MissingError if a worker has failed."""
+        failed = self.crew.failed()
+        if failed is None:
+            return
+        if failed.place is None:
+            raise MissingError(f"no further thread can be made: {os.strerror(failed.number)}; raise ulimit -u")
+        raise cannot_create(failed.number, "a VM" if failed.place == self.create else "a vCPU that runs")
+
+
+_TSS = 0xFFFBD000
+"""Three pages below the firmware's, as VMMs put it: api.rst, 4.20."""
+_RESET_PAGE, _RESET_AT = 0xFFFFF000, 0xFF0
+_MASK_SIZE = 1024
+"""Bytes of a CPU mask: 8192 CPUs, as many as Linux can have."""
+_REGION_AT = mmap.PAGESIZE
+_MASK_AT = _REGION_AT + 64
+_DATA_SIZE = _MASK_AT + _MASK_SIZE
+
+
+def _start(plan: Plan, crew: Crew, group: Path | None, workers: Workers) -> None:
     """Fork those who will create VMs. They come first, so that none inherits an idle VM."""
+    threads = plan.burst if plan.workers == THREADS else 1
 
-    def alone(number: int) -> None:
+    def work(number: int) -> None:
         _prepare(plan, group)
-        _create_and_close(plan, kvm, gate, number)
+        crew.enter(number, threads)
 
-    def together() -> None:
-        import threading
-
-        _prepare(plan, group)
-        failed: list[BaseException] = []
-
-        def one(number: int) -> None:
-            try:
-                _create_and_close(plan, kvm, gate, number)
-            except BaseException as error:
-                failed.append(error)
-
-        threads = [threading.Thread(target=one, args=(number,), daemon=True) for number in range(plan.burst)]
-        for thread in threads:
-            thread.start()
-        while any(thread.is_alive() for thread in threads) and not failed:
-            time.sleep(0.002)
-        if failed:
-            raise failed[0]
-
-    if plan.workers == THREADS:
-        workers.start(together)
-    else:
-        for number in range(plan.burst):
-            workers.start(lambda number=number: alone(number))  # type: ignore[misc]
+    for number in range(0, plan.burst, threads):
+        workers.start(lambda number=number: work(number))  # type: ignore[misc]
 
 
 def _prepare(plan: Plan, group: Path | None) -> None:
@@ -278,70 +310,48 @@ def _prepare(plan: Plan, group: Path | None) -> None:
         cgroups.join(group)
 
 
-def _create_and_close(plan: Plan, kvm: Kvm, gate: Gate, number: int) -> None:
-    """What one worker does, round after round."""
-    if plan.cpus:
-        os.sched_setaffinity(0, {plan.cpus[number % len(plan.cpus)]})
-    passed = 0
-
-    def fire(kind: int, call: Call) -> Timed:
-        nonlocal passed
-        made = gate.fire(number, kind, passed, call)
-        passed += 1
-        if made.result < 0:
-            raise cannot_create(-made.result, "a VM" if kind == _CREATE else "the first run of a VM")
-        return made
-
-    for _ in range(plan.warmups + plan.rounds):
-        fd = fire(_CREATE, Call(IOCTL, kvm.fd, ioctl.CREATE_VM)).result
-        if plan.first_run:
-            guest = _Halting(Vm(kvm, fd))
-            fire(_RUN, Call(IOCTL, guest.vcpu.fd, ioctl.RUN))
-            guest.check()
-            guest.close()
-        fire(_CLOSE, Call(CLOSE, fd))
-    signal.pause()  # until it is ended, with the others
-
-
 class _Halting:
-    """A vCPU with one page of memory, about to execute HLT in real mode."""
+    """A vCPU of one page of memory, about to execute HLT."""
 
     def __init__(self, vm: Vm) -> None:
         import ctypes
 
         self._page = mmap.mmap(-1, mmap.PAGESIZE)
-        self._page[0:1] = b"\xf4"
-        vm.reserve_for_real_mode()
-        vm.set_memory(0, 0, mmap.PAGESIZE, ctypes.addressof(ctypes.c_char.from_buffer(self._page)))
+        self._page[_RESET_AT : _RESET_AT + 1] = b"\xf4"
+        if vendor_module() == "kvm_intel":
+            vm.reserve_for_real_mode()
+        address = ctypes.addressof(ctypes.c_char.from_buffer(self._page))
+        vm.set_memory(0, _RESET_PAGE, mmap.PAGESIZE, address)
         self.vcpu: Vcpu = vm.create_vcpu()
-        special = self.vcpu.special_registers()
-        ioctl.SEGMENT.pack_into(special, ioctl.SEGMENTS["cs"], 0, 0xFFFF, 0, 0xB, 1, 0, 0, 1, 0, 0, 0, 0, 0)
-        self.vcpu.set_special_registers(special)
-        self.vcpu.set_registers({"rip": 0})
 
-    def check(self) -> None:
-        """Raise MissingError unless it halted."""
+    def run(self) -> None:
+        """Run it, and raise MissingError unless it halted."""
+        error = self.vcpu.enter()
+        if error == -errno.EINTR:
+            return self.run()
+        if error:
+            raise cannot_create(-error, "a vCPU that runs")
         reason = int.from_bytes(self.vcpu.run[ioctl.EXIT_REASON : ioctl.EXIT_REASON + 4], "little")
         if reason != ioctl.EXIT_NUMBERS["HLT"]:
             name = ioctl.EXITS.get(reason, str(reason))
             raise MissingError(f"a guest of one HLT ended with KVM_EXIT_{name}; this KVM does not run real mode")
-
-    def close(self) -> None:
-        """Leave only the VM."""
-        self.vcpu.close()
-        self._page.close()
+        return None
 
 
 def _idle(plan: Plan, kvm: Kvm, group: Path | None, workers: Workers, report: Progress) -> None:
-    """Have the idle VMs made, by a process of their own, which holds them until it is ended."""
-    if not plan.vms:
+    """Have the idle VMs made, by a process of their own, which holds them until it is ended.
+
+    Where first runs are measured it sees one guest halt even if there are to be no idle VMs.
+    """
+    total = max(plan.vms, 1 if plan.first_run else 0)
+    if not total:
         return
     made = mmap.mmap(-1, mmap.PAGESIZE)
 
     def hold() -> None:
         _prepare(plan, group)
-        guests = []
-        for count in range(1, plan.vms + 1):
+        guests: list[object] = []
+        for count in range(1, total + 1):
             try:
                 vm = kvm.create_vm()
             except MissingError as error:
@@ -349,45 +359,47 @@ def _idle(plan: Plan, kvm: Kvm, group: Path | None, workers: Workers, report: Pr
             guests.append(vm)
             if plan.first_run:
                 guest = _Halting(vm)
-                guest.vcpu.enter()
-                guest.check()
-                guests.append(guest)  # type: ignore[arg-type]
+                guest.run()
+                guests.append(guest)
             made[0:4] = count.to_bytes(4, "little")
-        signal.pause()
+        if plan.vms:
+            signal.pause()
 
     def count() -> int:
         return int.from_bytes(made[0:4], "little")
 
     workers.start(hold)
     try:
-        while (before := count()) < plan.vms:
+        while (before := count()) < total:
             report("idle VMs", before, plan.vms)
             # Patience is for each hundredth, not for all of them.
-            goal = min(plan.vms, before + max(1, plan.vms // 100))
+            goal = min(total, before + max(1, plan.vms // 100))
             workers.wait(lambda goal=goal: count() >= goal, "KVM_CREATE_VM", _PATIENCE)  # type: ignore[misc]
     finally:
         made.close()
     report("idle VMs", plan.vms, plan.vms)
 
 
-def _round(plan: Plan, gate: Gate, workers: Workers, number: int) -> list[Creation]:
+def _round(plan: Plan, course: _Course, workers: Workers, number: int) -> list[Creation]:
     """One burst, from coming to closing."""
     if plan.pause_s:
         time.sleep(plan.pause_s)
-    created: list[Timed] = []
-    ran: list[Timed] = []
-    for kind in (_CREATE, *((_RUN,) if plan.first_run else ()), _CLOSE):
-        workers.wait(lambda kind=kind: gate.ready(kind), "getting ready", _PATIENCE)  # type: ignore[misc]
+    crew = course.crew
+    timed: dict[int, list[Timed]] = {}
+    for place in (course.create, *((course.run,) if course.run else ()), course.close):
+
+        def reached(all_have: Callable[[int], bool], place: int = place) -> bool:
+            course.check()
+            return all_have(place)
+
+        workers.wait(lambda reached=reached: reached(crew.ready), "getting ready", _PATIENCE)  # type: ignore[misc]
         time.sleep(_SETTLE)
-        gate.open()
+        crew.open()
         time.sleep(_REST)
-        workers.wait(lambda kind=kind: gate.done(kind), "KVM_CREATE_VM", _PATIENCE)  # type: ignore[misc]
-        timed = [gate.timed(worker, kind) for worker in range(plan.burst)]
-        if kind == _CREATE:
-            created = timed
-        elif kind == _RUN:
-            ran = timed
+        workers.wait(lambda reached=reached: reached(crew.done), "KVM_CREATE_VM", _PATIENCE)  # type: ignore[misc]
+        timed[place] = [crew.timed(worker, place) for worker in range(plan.burst)]
+    made, ran, gone = timed[course.create], timed.get(course.run or -1), timed[course.close]
     return [
-        Creation(number, worker, made.start_ns, made.ns, made.eintr, ran[worker].ns if ran else None, gone.ns)
-        for worker, (made, gone) in enumerate(zip(created, timed))  # noqa: B905 (Python 3.9)
+        Creation(number, worker, one.start_ns, one.ns, one.eintr, ran[worker].ns if ran else None, gone[worker].ns)
+        for worker, one in enumerate(made)
     ]
