@@ -160,10 +160,11 @@ class Running:
             data = self.read(min(left, 0.25))
             if data is None:
                 break
-            yield from self._split(data)
-        yield from self._split(b"\n" if self._buffer else b"")
+            yield from self.split(data)
+        yield from self.split(b"\n" if self._buffer else b"")
 
-    def _split(self, data: bytes) -> Iterator[str]:
+    def split(self, data: bytes) -> Iterator[str]:
+        """The whole lines that *data* completes."""
         self._buffer += data
         *whole, self._buffer = self._buffer.split(b"\n")
         if len(self._buffer) > LONGEST:
@@ -173,6 +174,11 @@ class Running:
             line = raw.rstrip(b"\r").decode("utf-8", "replace")
             self.lines.append(line)
             yield line
+
+    def rest(self) -> bytes:
+        """What came after the last whole line; it is then no longer part of one."""
+        data, self._buffer = self._buffer, b""
+        return data
 
     @property
     def alive(self) -> bool:

@@ -12,7 +12,7 @@ import os
 import subprocess
 import tempfile
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -25,12 +25,26 @@ VENDOR = {"amd": "kvm_amd", "intel": "kvm_intel"}
 KIT = "lab/wsw.pyz"
 """Where the field kit lies in the guest."""
 
+_OURS = ("init", "library.py", "waiting.py", "traced")
 _MERGED = ("bin", "sbin", "lib", "lib64")
 """Folders that are links into usr, as in the distributions since 2023."""
 _AGAIN = "`wsw lab fetch` gets the guest's programs again"
 _LOADER = "ld-linux-x86-64.so.2"
 _LAYOUT = 2
 """Raise when the archives' layout changes, so that none made before is used."""
+
+
+@dataclass(frozen=True)
+class Kit:
+    """The field kit, as a file that is made only where it is needed.
+
+    Attributes:
+        key: A hash that changes when the content does.
+        content: Gives the file.
+    """
+
+    key: str
+    content: Callable[[], bytes] = field(compare=False, repr=False)
 
 
 @dataclass(frozen=True)
@@ -45,7 +59,7 @@ class Guest:
 
     userland: Path
     tools: Mapping[str, Path]
-    kit: bytes | None = None
+    kit: Kit | None = None
 
 
 @dataclass(frozen=True)
@@ -113,7 +127,8 @@ def guest_key(guest: Guest) -> str:
     for root in (guest.userland, *(guest.tools[name] for name in sorted(guest.tools))):
         manifest = root / cache.MANIFEST
         digest.update(manifest.read_bytes() if manifest.exists() else str(root.resolve()).encode())
-    for data in (guest.kit or b"", _own("init"), _own("library.py"), _own("waiting.py"), diskio.program()):
+    kit = guest.kit.key.encode() if guest.kit else b""
+    for data in (kit, diskio.program(), *map(_own, _OURS)):
         digest.update(hashlib.sha256(data).digest())
     return digest.hexdigest()[:16]
 
@@ -139,6 +154,7 @@ def _guest(guest: Guest) -> cpio.Archive:
     archive.device("dev/console", 5, 1)
     archive.device("dev/null", 1, 3)
     archive.file("init", _own("init"), 0o755)
+    archive.file("lab/bin/traced", _own("traced"), 0o755)
     archive.file("lab/disk", diskio.program(), 0o755)
     archive.file("usr/bin/busybox", _program(guest.userland, "busybox").read_bytes(), 0o755)
     _add_python(archive, guest)
@@ -188,7 +204,7 @@ def _make_library(guest: Guest, python: Path, work: Path) -> None:
     environment = {"PYTHONHOME": str(root / "usr"), "PATH": os.defpath}
     given = [str(root / "usr/lib" / python.name), str(work)]
     if guest.kit:
-        (work / "kit").write_bytes(guest.kit)
+        (work / "kit").write_bytes(guest.kit.content())
         given.append(str(work / "kit"))
     with resources.as_file(resources.files("worldswitch.lab.l1") / "library.py") as script:
         command = (str(loader), "--library-path", folders, str(python), "-sSP", str(script), *given)

@@ -6,10 +6,10 @@ import io
 import shlex
 import tarfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 
-from worldswitch.errors import UsageError, printable
+from worldswitch.errors import UnknownNameError, UsageError, printable
 
 KIT = "wsw"
 """The command that is the field kit."""
@@ -33,6 +33,21 @@ class Job:
     files: Mapping[str, bytes | Path] = field(default_factory=dict, hash=False)
     environment: Mapping[str, str] = field(default_factory=dict, hash=False)
     limit: float | None = None
+
+
+TRACERS = {"trace-cmd": "trace.dat", "perf": "perf.data", "tracefs": "trace.txt"}
+"""What can record KVM's events in the guest, and the file each leaves. ``tracefs`` needs no tool."""
+
+
+def traced(job: Job, tool: str) -> Job:
+    """*job*, with the events of kvm and kvmmmu recorded while it runs, into a file of :data:`TRACERS` among its files.
+
+    Raises:
+        UnknownNameError: No such tool.
+    """
+    if tool not in TRACERS:
+        raise UnknownNameError("recording tool", tool, TRACERS)
+    return replace(job, argv=("/lab/bin/traced", tool, *job.argv))
 
 
 @dataclass(frozen=True)

@@ -47,7 +47,7 @@ class Machine:
     smp: int = 1
     memory: int = MEMORY
     tools: tuple[str, ...] = ()
-    kit: bytes | None = field(default=None, repr=False)
+    kit: initramfs.Kit | None = None
 
 
 @dataclass(frozen=True)
@@ -241,6 +241,6 @@ def work_folder() -> Iterator[Path]:
         ):
             raise
         raise MissingError(
-            f"cannot write what a machine needs to {printable(tempfile.gettempdir())}: {error.strerror}; free some space "
-            "or set TMPDIR to a folder that has it"
+            f"cannot write what a machine needs to {printable(tempfile.gettempdir())}: {error.strerror}; free some"
+            " space or set TMPDIR to a folder that has it"
         ) from error
