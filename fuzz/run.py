@@ -25,7 +25,7 @@ sys.path.insert(0, str(HERE))
 
 from targets import seeds, target  # noqa: E402
 
-READERS = ("perfdata", "tracedat", "text", "pasted", "strace", "tooltables")
+READERS = ("perfdata", "tracedat", "text", "pasted", "strace", "tooltables", "programs")
 SECONDS = 2.0
 MEBIBYTES = 512
 SEED = 20240229

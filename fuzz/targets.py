@@ -1,4 +1,4 @@
-"""What is fuzzed: one function per reader, from bytes to an account. Only WorldswitchError may come out.
+"""What is fuzzed: a function per reader, from bytes to an account, and guest programs. Only WorldswitchError comes out.
 
 ``guided.py`` lets atheris choose the bytes, ``run.py`` runs all.
 """
@@ -8,12 +8,16 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from importlib import import_module
 from itertools import islice
 from pathlib import Path
 
 from worldswitch.cli.analyze import describe, to_json
 from worldswitch.errors import WorldswitchError
+from worldswitch.guest import library
+from worldswitch.guest.assemble import assemble
+from worldswitch.guest.toml import dumps, loads
 from worldswitch.record.trace import Trace
 from worldswitch.trace import open_trace
 from worldswitch.trace.account import Bookkeeper
@@ -24,11 +28,15 @@ from worldswitch.trace.writers.tracedat import TraceDatOptions, write_tracedat
 
 DATA = Path(__file__).parents[1] / "tests" / "data"
 SMALL = DATA / "vmx-6.1-ept" / "kvmstat.perf.data"
+PROGRAMS = "programs"
+"""Name of the target that is no reader of traces."""
 _DRAW_ONE_IN = 16
 
 
 def target(reader: str) -> Callable[[bytes], None]:
     """A function that reads its argument with *reader* and accounts for what comes out."""
+    if reader == PROGRAMS:
+        return _one_program
     module = import_module(f"worldswitch.trace.readers.{reader}")
     opened = getattr(module, FORMATS[reader][0])
 
@@ -53,8 +61,26 @@ def target(reader: str) -> Callable[[bytes], None]:
     return one_input
 
 
+def _one_program(data: bytes) -> None:
+    """What is a program is written, read back equal, and assembled or refused."""
+    try:
+        program = loads(data.decode("utf-8", "surrogatepass"))
+        again = loads(dumps(program))
+    except (WorldswitchError, UnicodeDecodeError):
+        return
+    if again != program:
+        raise AssertionError("a program is not read back equal")
+    with suppress(WorldswitchError):
+        assemble(program)
+
+
 def seeds(reader: str) -> Iterator[bytes]:
     """Small whole inputs of *reader*, to start mutating from."""
+    if reader == PROGRAMS:
+        for name in library.names():
+            if name != "access":
+                yield dumps(library.program(name)).encode()
+        return
     trace = _shortened(SMALL)
     if reader == "perfdata":
         yield SMALL.read_bytes()

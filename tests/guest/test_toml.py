@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
 from pathlib import Path
 
@@ -237,3 +238,10 @@ def test_examples_in_the_documents_are_programs() -> None:
     assert found
     for path in found:
         assert loads(dumps(load(path))) == load(path)
+
+
+def test_the_program_shown_in_the_documents_is_one() -> None:
+    text = (EXAMPLES[0].parents[1] / "programs.md").read_text(encoding="utf-8")
+    (shown,) = re.findall(r"^```toml\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    body, whole = loads(shown).vcpus[0].body, load(EXAMPLES[0].parent / "wp-toggle.toml")
+    assert body == whole.vcpus[0].body

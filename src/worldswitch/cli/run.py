@@ -198,7 +198,7 @@ def _result(
 def _show(result: Result, done: _Outcome, as_json: bool) -> None:
     if as_json:
         failures = [{"program": one.spec, "error": str(one.error)} for one in done.failures]
-        options.print_json({**result.to_run_json(), "failures": failures})
+        options.print_json({**result.to_run_json(), **_access(result), "failures": failures})
     elif result.cells:
         from worldswitch.cli.run_text import text
 
@@ -208,6 +208,14 @@ def _show(result: Result, done: _Outcome, as_json: bool) -> None:
     elif done.status == UNSTABLE:
         shaky = [str(cell.dimensions.get("program")) for cell in done.cells if not cell.steady]
         click.echo(f"wsw: measured, but not stable: {printable(', '.join(shaky))}; see the notes", err=True)
+
+
+def _access(result: Result) -> dict[str, Any]:
+    """The verdicts on the cases of the program access, if it was run."""
+    from worldswitch.cli.access_text import access_document, is_access
+
+    found = [access_document(cell) for cell in result.cells if is_access(cell)]
+    return {"access": found} if found else {}
 
 
 def _without_trace(words: Sequence[str]) -> list[str]:

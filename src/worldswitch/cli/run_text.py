@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+from worldswitch.cli.access_text import access_cases, is_access
 from worldswitch.kit.text import faults_each, latencies, name_of, number, reasons
 from worldswitch.record.result import differences
 from worldswitch.report.tables import fields, paragraphs, table
@@ -33,6 +34,7 @@ def _parts(result: Result) -> Iterator[str]:
     yield fields(_about(result, varying))
     yield _programs(cells, varying)
     yield _faults(cells, varying)
+    yield from (access_cases(cell) for cell in cells if is_access(cell))
     yield _created(cells, varying)
     yield paragraphs("What to know", notes(cells))
 
@@ -129,6 +131,8 @@ def _limits(spread: Spread | None) -> str | None:
 def _faults(cells: Sequence[Cell], varying: Sequence[str]) -> str:
     rows: list[tuple[Any, ...]] = []
     for cell in cells:
+        if is_access(cell):
+            continue
         where = (_name(cell), *(cell.dimensions.get(name) for name in varying))
         rows += [(*where, *_fault(fault)) for fault in cell.faults]
     if not rows:

@@ -8,10 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import product
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
-from worldswitch.errors import UsageError
-from worldswitch.guest.image import Fault
 from worldswitch.guest.library.registry import one_of, shipped
 from worldswitch.guest.operations import (
     FLAGS,
@@ -106,22 +104,47 @@ class Case(NamedTuple):
         return f"{'user' if self.user else 'supervisor'} {self.kind.value} of {self.page}, {self.setting}"
 
 
+class Seen(Protocol):
+    """A fault as a guest or a Result reports it."""
+
+    @property
+    def operation(self) -> str: ...
+
+    @property
+    def vector(self) -> int: ...
+
+    @property
+    def error_code(self) -> int: ...
+
+    @property
+    def cr2(self) -> int: ...
+
+
 class Verdict(NamedTuple):
-    """A case and what came of it: the fault seen, or None."""
+    """A case and the different faults its operation met: one or none, where all is well."""
 
     case: Case
-    seen: Fault | None
+    seen: tuple[Seen, ...]
 
     @property
     def agrees(self) -> bool:
         """Whether that is what the architecture asks for."""
-        if self.seen is None or self.case.error_code is None:
-            return self.seen is None and self.case.error_code is None
-        return (self.seen.vector, self.seen.error_code, self.seen.cr2) == (
-            PAGE_FAULT,
-            self.case.error_code,
-            self.case.va,
-        )
+        if self.case.error_code is None:
+            return not self.seen
+        wanted = (PAGE_FAULT, self.case.error_code, self.case.va)
+        return [(fault.vector, fault.error_code, fault.cr2) for fault in self.seen] == [wanted]
+
+
+class Judgement(NamedTuple):
+    """All cases with what came of them, and faults of operations that are no case: those must not fault."""
+
+    verdicts: tuple[Verdict, ...]
+    strays: tuple[Seen, ...]
+
+    @property
+    def agrees(self) -> bool:
+        """Whether everything is as the architecture asks."""
+        return not self.strays and all(verdict.agrees for verdict in self.verdicts)
 
 
 @shipped("access")
@@ -172,18 +195,13 @@ def left_out(features: Iterable[str]) -> dict[str, int]:
     return {name: sum(name in s.needs for s in settings) for name in FEATURES if name not in have}
 
 
-def judge(found: Sequence[Case], faults: Sequence[Fault]) -> tuple[Verdict, ...]:
-    """Each case with the fault its operation met in one pass.
-
-    Raises:
-        UsageError: A fault belongs to no case, or two to one: the program ran more than one pass or is another one.
-    """
-    seen = {fault.operation: fault for fault in faults}
-    stray = sorted(seen.keys() - {case.operation for case in found})
-    if stray or len(seen) != len(faults):
-        what = f"faulted at {stray[0]}, which is no case" if stray else "met more than one fault at an operation"
-        raise UsageError(f"the access program {what}; run one pass of it: -n 1")
-    return tuple(Verdict(case, seen.get(case.operation)) for case in found)
+def judge(found: Sequence[Case], faults: Iterable[Seen]) -> Judgement:
+    """Each case with the faults its operation met in one pass."""
+    seen: dict[str, list[Seen]] = {}
+    for fault in faults:
+        seen.setdefault(fault.operation, []).append(fault)
+    verdicts = tuple(Verdict(case, tuple(seen.pop(case.operation, ()))) for case in found)
+    return Judgement(verdicts, tuple(fault for each in seen.values() for fault in each))
 
 
 def _pages(with_key: bool) -> Iterator[Page]:
