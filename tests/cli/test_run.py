@@ -217,8 +217,9 @@ def test_a_feature_that_is_needed_cannot_be_hidden() -> None:
 def test_a_guest_that_dies_or_hangs_is_told_and_the_others_go_on(text: str, says: str, tmp_path: Path) -> None:
     done = run("nop", written(tmp_path, text), "cpuid", *QUICK, "--deadline", "300ms", "--save", tmp_path / "kept")
     assert done.return_value == MISSING
-    assert says in done.stderr
-    assert done.stderr.count("\n") == 1
+    # Beside it there may be lines that say how far it is.
+    (told,) = [line for line in done.stderr.splitlines() if line.startswith("wsw: ") and "not stable" not in line]
+    assert says in told
     assert [cell.dimensions["program"] for cell in load(tmp_path / "kept").cells] == ["nop", "cpuid"]
 
 
@@ -227,22 +228,18 @@ def test_a_guest_that_dies_or_hangs_is_told_and_the_others_go_on(text: str, says
 def test_an_interrupt_keeps_what_is_finished(number: int, tmp_path: Path) -> None:
     kept = tmp_path / "kept"
     words = ["run", "nop", str(written(tmp_path, ENDLESS)), "--deadline", "60s", "--repeat", "1", "--save", str(kept)]
-    with subprocess.Popen([*WSW, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        # It says where it is, once nop is done and the endless program runs.
-        until = time.monotonic() + 30
-        while not _runs_a_guest(process.pid) and time.monotonic() < until:
-            time.sleep(0.05)
-        time.sleep(1.5)
-        process.send_signal(number)
-        stdout, stderr = process.communicate(timeout=30)
+    # How long nop takes depends on how busy this host is.
+    for seconds in (2, 5, 12, 30):
+        with subprocess.Popen([*WSW, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+            time.sleep(seconds)
+            process.send_signal(number)
+            stdout, stderr = process.communicate(timeout=30)
+        if kept.exists():
+            break
     assert process.returncode == INTERRUPTED
     assert stderr.endswith("wsw: interrupted; what was finished is shown\n")
     assert "\nnop " in stdout
     assert [cell.dimensions["program"] for cell in load(kept).cells] == ["nop"]
-
-
-def _runs_a_guest(pid: int) -> bool:
-    return any("kvm" in str(link.readlink()) for link in Path(f"/proc/{pid}/fd").iterdir() if link.is_symlink())
 
 
 @pytest.mark.needs("kvm", "kvm-events")

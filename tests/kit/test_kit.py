@@ -59,7 +59,7 @@ def test_a_program_runs(pyz: Path, python: str) -> None:
     assert result.cells == load(pyz.parent / "kept.json").cells
     text = run(pyz, "run", "page-fault", *QUICK, python=python)
     assert "#PF" in text.stdout
-    assert text.stderr == ""
+    assert "wsw:" not in text.stderr
 
 
 @pytest.mark.needs("kvm")
