@@ -164,8 +164,8 @@ def compare_runs(kvm: Kvm, name: str, n: int, pairs: int) -> Iterator[Row]:
     yield from (wall, inside)
 
 
-def whole_processes(rounds: int = 9) -> Iterator[tuple[str, str]]:
-    """Whole processes, start-up included: the command, and the field kit with -I -S."""
+def whole_processes(rounds: int = 9) -> Iterator[tuple[str, str, str]]:
+    """Whole processes, start-up included: the command, and the field kit with -I -S; wall and CPU time."""
     kit = CACHE / "wsw.pyz"
     subprocess.run([WSW, "bundle", "-o", str(kit)], check=True, capture_output=True)
     run = ["run", "cr0-wp", "--on", "kvm"]
@@ -175,10 +175,13 @@ def whole_processes(rounds: int = 9) -> Iterator[tuple[str, str]]:
     ):
         taken = []
         for _ in range(rounds + 1):
-            start = time.perf_counter_ns()
+            start, before = time.perf_counter_ns(), os.times()
             subprocess.run(command, check=True, capture_output=True)
-            taken.append(time.perf_counter_ns() - start)
-        yield name, format_ns(statistics.median(taken[1:]))
+            after = os.times()
+            used = after.children_user + after.children_system - before.children_user - before.children_system
+            taken.append((time.perf_counter_ns() - start, used * 1e9))
+        wall, used = (statistics.median(values) for values in zip(*taken[1:], strict=True))
+        yield name, format_ns(wall), format_ns(used)
 
 
 def main(pairs: int = PAIRS) -> None:
@@ -198,7 +201,7 @@ def main(pairs: int = PAIRS) -> None:
     columns = ("what", "Python", "C", "ratio", "half of the ratios")
     title = f"The harness against C with the same ioctls: medians of {pairs} pairs in turn"
     print(table(columns, [row.cells() for row in rows], title, left=("what",)))
-    print(table(("what", "time"), whole_processes(), "Whole processes, medians", left=("what",)))
+    print(table(("what", "time", "CPU"), whole_processes(), "Whole processes, medians", left=("what",)))
 
 
 if __name__ == "__main__":

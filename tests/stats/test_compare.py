@@ -151,6 +151,15 @@ def test_exact_metrics_and_those_of_one_side_are_no_times() -> None:
     assert compare(result(a), result(b)).pairs[0].times == ()
 
 
+def test_the_time_of_a_pass_is_compared_once() -> None:
+    """Each further interval would make all of them wider."""
+    times = [Metric(name, unit, (1, 2)) for name, unit in (("wall", "ns"), ("cycles", "cycles"), ("tsc", "ns"))]
+    (pair,) = compare(result(cell(metrics=tuple(times))), result(cell(metrics=tuple(times[:2])))).pairs
+    assert [time.name for time in pair.times] == ["wall"]
+    (pair,) = compare(result(cell(metrics=tuple(times))), result(cell(metrics=tuple(times)))).pairs
+    assert [time.name for time in pair.times] == ["tsc"]
+
+
 def test_a_burst_is_one_value() -> None:
     """Values measured together are not independent: their median and their slowest are what is compared."""
     a = timed(1, 9, 2, 3, 8, 4, 5, 7, 6, 5, 5, 5, name="create_vm", together=3)

@@ -99,15 +99,15 @@ def _time_document(time: Time) -> dict[str, Any]:
 
 def describe(found: Comparison) -> str:
     """The comparison as text a person reads."""
-    from worldswitch.report.tables import paragraphs, table
+    from worldswitch.report.tables import paragraphs, table, wrapped
 
     parts = []
     for pair in found.pairs:
-        counts = (_count_row(count, pair) for count in pair.counts if count.a or count.b)
+        counts = (_count_row(count) for count in pair.counts if count.a or count.b)
         rows = [*counts, *map(_time_row, pair.times)]
         columns = ("", "A", "B", "difference", "verdict", "why")
         left = ("", "verdict", "why")
-        title = _title(pair)
+        title = wrapped(_title(pair))
         parts.append(table(columns, rows, title, left) if rows else f"{title}\nnothing that both sides measured\n")
     parts.append(paragraphs("Only in A", map(_name, found.only_a)))
     parts.append(paragraphs("Only in B", map(_name, found.only_b)))
@@ -116,19 +116,16 @@ def describe(found: Comparison) -> str:
 
 
 def _title(pair: Pair) -> str:
-    from worldswitch.errors import printable
-
+    each = f", per {pair.a.unit}" if pair.a.unit and pair.a.unit == pair.b.unit else ""
     if pair.compared is None:
-        return f"{_name(pair.a)}: two measurements under the same conditions"
+        return f"{_name(pair.a)}: two measurements under the same conditions{each}"
     name = pair.compared.name
-    sides = " against ".join("none" if v is None else printable(str(v)) for v in (pair.compared.b, pair.compared.a))
-    return f"{_name(pair.a, name)}: {name} {sides}"
+    sides = " against ".join("none" if v is None else str(v) for v in (pair.compared.b, pair.compared.a))
+    return f"{_name(pair.a, name)}: {name} {sides}{each}"
 
 
 def _name(cell: Cell, without: str = "") -> str:
     """What tells a cell from others, in few words."""
-    from worldswitch.errors import printable
-
     flat = cell.flat_dimensions()
     known = [str(flat[name]) for name in _WHERE if name != without and flat.get(name) is not None]
     changed = [
@@ -136,14 +133,13 @@ def _name(cell: Cell, without: str = "") -> str:
         for name, value in flat.items()
         if name.startswith("parameters.") and name != without and value is not None
     ]
-    return printable(", ".join([*known, *changed]))
+    return ", ".join([*known, *changed])
 
 
-def _count_row(count: Count, pair: Pair) -> tuple[Any, ...]:
-    name = count.name.removeprefix(f"{BY_REASON}.")
-    unit = pair.a.unit if pair.a.unit == pair.b.unit else ""
+def _count_row(count: Count) -> tuple[Any, ...]:
+    reason = count.name.removeprefix(f"{BY_REASON}.")
     return (
-        f"{name} per {unit or 'operation'}" if name == count.name else f"  {name}",
+        count.name if reason == count.name else f"exits, {reason}",
         f"{count.a:,.6g}",
         f"{count.b:,.6g}",
         f"{count.b - count.a:+,.6g}" if count.a != count.b else "",

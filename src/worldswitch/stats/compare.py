@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 CONFIDENCE = 0.95
 MARGIN = 0.01
+_THE_SAME = ("tsc", "wall", "cycles")
+"""The time of one pass, taken in several ways: only the first that both sides have is compared."""
 _NEUTRAL = ("pages_4k", "pages_2m", "pages_1g")
 """Counts of which neither more nor fewer is better."""
 
@@ -168,9 +170,11 @@ def _counts(one: Cell, other: Cell) -> Iterator[Count]:
 def _timed(one: Cell, other: Cell) -> Iterator[tuple[Metric, Metric]]:
     """The quantities with a spread that both cells have, each value of them independent of the others."""
     first, second = _metrics(one), _metrics(other)
-    for name, metric in first.items():
-        if name in second and metric.unit == second[name].unit:
-            yield metric, second[name]
+    both = [name for name, metric in first.items() if name in second and metric.unit == second[name].unit]
+    several = [name for name in _THE_SAME if name in both]
+    for name in both:
+        if name not in several[1:]:
+            yield first[name], second[name]
 
 
 def _metrics(cell: Cell) -> Mapping[str, Metric]:
