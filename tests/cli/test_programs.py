@@ -76,5 +76,5 @@ def test_host_programs_are_shown_too() -> None:
 
 
 def test_an_unknown_program_is_refused_with_the_nearest() -> None:
-    with pytest.raises(UnknownNameError, match="nearest: .*cr0-wp"):
+    with pytest.raises(UnknownNameError, match=r"nearest: .*cr0-wp"):
         wsw("cr0-wq")

@@ -62,7 +62,7 @@ def cpuid(*, leaf: int = 0, subleaf: int = 0) -> dict[str, Any]:
 def vmcall(*, nr: int = 1) -> dict[str, Any]:
     """Makes a hypercall, VMCALL on an Intel guest and VMMCALL on an AMD one; number 1 is answered at once.
 
-    Expect: 1 exit on every host with hardware virtualization; kvm_pvm emulates neither instruction, and the guest hangs.
+    Expect: 1 exit on every host with hardware virtualization; kvm_pvm knows neither instruction, and the guest hangs.
 
     Source: Documentation/virt/kvm/x86/hypercalls.rst (KVM_HC_VAPIC_POLL_IRQ); kvm-unit-tests' x86/vmexit.c.
     """
