@@ -36,6 +36,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return DONE
     except OSError as error:
         return _fail(f"cannot read or write: {error.strerror or error}", MISSING)
+    except MemoryError:
+        return _fail("not enough memory for this input", MISSING)
 
 
 def _fail(error: object, status: int) -> int:
