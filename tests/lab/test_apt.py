@@ -86,6 +86,35 @@ def test_a_mirror_that_does_not_answer_is_a_clear_error(tmp_path, archive, monke
         apt.mirror("http://127.0.0.1:9/debian", archive[1]).suite("bookworm")
 
 
+@pytest.mark.parametrize("version", ["", "1-1"])
+def test_a_package_the_mirror_does_not_have_is_a_clear_error(archive, version):
+    suite = named(archive).suite("bookworm")
+    for name in ("linux-headers-x", "linux-image-6.1.0-50-cloud-amd64")[: 2 if version else 1]:
+        with pytest.raises(MissingError, match=rf"{name}.*the mirror no longer has it"):
+            suite.exact({name: version})
+    with pytest.raises(MissingError, match=r"Unable to locate package nothing; the mirror no longer has it"):
+        suite.closure(["nothing"])
+
+
+def test_a_full_disk_ends_the_search(archive, monkeypatch):
+    asked = []
+
+    def no_space(*_):
+        asked.append(1)
+        raise cache.full()
+
+    monkeypatch.setattr(apt, "_run", no_space)
+    with pytest.raises(MissingError, match=r"the disk of .* is full"):
+        fetch.kernel("6.1", named(archive))
+    assert asked == [1]
+
+
+def test_what_apt_says_of_a_full_disk_is_understood():
+    told = "E: You don't have enough free space in /var/cache/apt/archives/.\n"
+    assert "is full" in str(apt._failure("x", "Err:1 No space left on device\n" + told))
+    assert "is full" in str(apt._failure("x", "E: Write error - write (28: No space left on device)\n"))
+
+
 def test_a_download_goes_on_where_it_stopped(archive):
     """What is there and whole is not downloaded again; a part of a file is not taken for the file."""
     mirror = named(archive)

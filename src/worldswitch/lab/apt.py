@@ -19,7 +19,7 @@ from urllib.parse import unquote
 
 from worldswitch.errors import MissingError, printable
 from worldswitch.lab import cache, deb
-from worldswitch.lab.packages import SUITES, Package, Say, Suite, missing_suite
+from worldswitch.lab.packages import SUITES, NoSuite, Package, Say, Suite, missing_suite
 
 KEYRING = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
 SECURITY = ("bullseye", "bookworm", "trixie")
@@ -57,7 +57,7 @@ class Mirror:
         if base not in SUITES or part not in ("", "security") or (part and base not in SECURITY):
             raise missing_suite(name, self.description, SUITES)
         if part and not self.security:
-            raise MissingError(f"no security archive is known beside {self.url}; this machine's sources name none")
+            raise NoSuite(f"no security archive is known beside {self.url}; this machine's sources name none")
         state = _State(self, name, sources)
         state.refresh()
         return state
@@ -344,8 +344,13 @@ def _failure(what: str, text: str) -> MissingError:
         remedy = (
             "its signature cannot be verified: install a newer debian-archive-keyring, or name the keys with --keyring"
         )
+    elif any(
+        sign in joined for sign in ("Unable to locate", "Unable to find", "was not found", "installation candidate")
+    ):
+        remedy = "the mirror no longer has it: `wsw lab fetch KERNEL --newest` gets what it has, or name another mirror"
     elif "does not have a Release file" in joined or "404" in joined:
-        remedy = "the mirror no longer has it: name another with --mirror URL (archive.debian.org keeps old suites)"
+        gone = "the mirror no longer has it: name another with --mirror URL (archive.debian.org keeps old suites)"
+        return NoSuite(f"cannot {what}: {told}; {gone}")
     elif "Could not resolve" in joined or "Could not connect" in joined or "Temporary failure" in joined:
         remedy = "the mirror does not answer: name another with --mirror URL, or a folder of packages with --mirror DIR"
     return MissingError(f"cannot {what}: {told}; {remedy}")

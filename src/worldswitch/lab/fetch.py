@@ -11,7 +11,7 @@ from typing import Any
 from worldswitch.errors import MissingError, printable
 from worldswitch.lab import artifacts, cache, deb, elf
 from worldswitch.lab.apt import SECURITY
-from worldswitch.lab.packages import USUAL, KernelPackages, Package, Say, Source, Suite, kernels
+from worldswitch.lab.packages import USUAL, KernelPackages, NoSuite, Package, Say, Source, Suite, kernels
 
 USERLAND_SUITE = "trixie"
 """Userland and tools come from one suite, so that they share their libraries."""
@@ -84,11 +84,11 @@ def resolve(spec: str, source: Source) -> KernelPackages:
         MissingError: The source has none; the message names what it has.
     """
     known: list[KernelPackages] = []
-    unread: list[MissingError] = []
+    unread: list[NoSuite] = []
     for name in _order(spec, source):
         try:
             here = kernels(source.suite(name))
-        except MissingError as error:
+        except NoSuite as error:
             # One suite that is gone must not hide what the others have.
             unread.append(error)
             continue

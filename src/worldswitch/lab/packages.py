@@ -18,6 +18,10 @@ USUAL = {"5.10": "bullseye", "6.1": "bookworm", "6.12": "trixie"}
 """Where a stable line is looked for first; a hint that saves downloading the other suites' indexes."""
 
 
+class NoSuite(MissingError):
+    """The mirror answers, and does not have the suite."""
+
+
 class Package(NamedTuple):
     """A package's file: to download from *url*, or lying at *path* already. *sha256* is from the signed index."""
 
@@ -128,6 +132,6 @@ def _chosen(release: str, packages: Mapping[str, str]) -> dict[str, str]:
     return {}
 
 
-def missing_suite(name: str, where: str, known: Iterable[str]) -> MissingError:
+def missing_suite(name: str, where: str, known: Iterable[str]) -> NoSuite:
     """The error of a suite a source does not have."""
-    return MissingError(f"{where} has no suite {printable(name)}; it has {', '.join(known) or 'none'}")
+    return NoSuite(f"{where} has no suite {printable(name)}; it has {', '.join(known) or 'none'}")
