@@ -121,6 +121,25 @@ def _nothing_of(kind: str) -> str | None:
     return None if cache.entries(kind) else f"the lab's cache has no {kind}; `wsw lab build` makes one"
 
 
+def _no_machine(cpu: str) -> str | None:
+    """Whether the lab has a kernel, its guest's programs and an emulator of that vendor's processor."""
+    from worldswitch.errors import MissingError
+    from worldswitch.lab import artifacts, cache
+
+    try:
+        if not cache.entries("kernels"):
+            return "no kernel is fetched; `wsw lab fetch 6.12` gets one"
+        artifacts.userland()
+        if cpu == "amd":
+            artifacts.qemu()
+        else:
+            artifacts.bochs()
+            artifacts.iso_tools()
+    except MissingError as error:
+        return str(error)
+    return None
+
+
 ABILITIES = {
     "buildroot": lambda: _nothing_of("buildroots"),
     "build": lambda: _nothing_of("builds"),
@@ -128,6 +147,8 @@ ABILITIES = {
     "kvm": _no_kvm,
     "kvm-events": _no_kvm_events,
     "lab": _no_lab,
+    "lab-amd": lambda: _no_machine("amd"),
+    "lab-intel": lambda: _no_machine("intel"),
     "python3.9": _no_python39,
 }
 """Names in ``needs`` that are not programs -> why this machine lacks it, None if it does not."""

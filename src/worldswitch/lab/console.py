@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import select
+import shutil
 import signal
 import subprocess
 import sys
@@ -52,18 +53,18 @@ class Running:
         self._open: list[int] = []
         self._read = self._write = self._screen = -1
         self._buffer = b""
+        self._pending: deque[str] = deque()
         self._process: subprocess.Popen[bytes] | None = None
         self.lines: deque[str] = deque(maxlen=KEPT)
 
     def __enter__(self) -> Running:
         try:
             self._start()
-        except OSError as error:
+        except BaseException as error:
             self.close()
-            what = printable(self._command.words[0])
-            raise MissingError(f"cannot start {what}: {error.strerror}") from error
-        except BaseException:
-            self.close()
+            if isinstance(error, OSError) and not isinstance(error, MissingError):
+                what = printable(self._command.words[0])
+                raise MissingError(f"cannot start {what}: {error.strerror}") from error
             raise
         return self
 
@@ -79,6 +80,8 @@ class Running:
         return self._process.pid
 
     def _start(self) -> None:
+        if not shutil.which(self._command.words[0]):
+            raise MissingError(f"there is no program {printable(self._command.words[0])} to run")
         stdin, stdout, theirs = self._streams()
         words = [sys.executable, "-I", "-S", "-c", _LAUNCH, str(os.getpid()), *self._command.words]
         with (self._folder / OUTPUT).open("wb") as output:
@@ -155,16 +158,31 @@ class Running:
             self._screen = -1
 
     def read_lines(self, until: float) -> Iterator[str]:
-        """Lines of the console as they come, until it is closed or :func:`time.monotonic` is *until*."""
-        while (left := until - time.monotonic()) > 0:
+        """Lines of the console as they come, until it is closed or :func:`time.monotonic` is *until*.
+
+        A caller may stop at a line and go on with the next by another call.
+        """
+        while True:
+            while self._pending:
+                yield self._pending.popleft()
+            if (left := until - time.monotonic()) <= 0:
+                return
             data = self.read(min(left, 0.25))
             if data is None:
                 break
-            yield from self.split(data)
-        yield from self.split(b"\n" if self._buffer else b"")
+            self._split(data)
+        self._split(b"\n" if self._buffer else b"")
+        while self._pending:
+            yield self._pending.popleft()
 
-    def split(self, data: bytes) -> Iterator[str]:
-        """The whole lines that *data* completes."""
+    def take_lines(self, data: bytes) -> list[str]:
+        """The lines not taken yet, with those that *data*, read from the console, completes."""
+        self._split(data)
+        taken = list(self._pending)
+        self._pending.clear()
+        return taken
+
+    def _split(self, data: bytes) -> None:
         self._buffer += data
         *whole, self._buffer = self._buffer.split(b"\n")
         if len(self._buffer) > LONGEST:
@@ -173,7 +191,7 @@ class Running:
         for raw in whole:
             line = raw.rstrip(b"\r").decode("utf-8", "replace")
             self.lines.append(line)
-            yield line
+            self._pending.append(line)
 
     def rest(self) -> bytes:
         """What came after the last whole line; it is then no longer part of one."""

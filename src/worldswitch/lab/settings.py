@@ -1,4 +1,4 @@
-"""Settings of a machine: module parameters by name, the paging a vendor's KVM is to use, options of the cgroup mount."""
+"""Settings of a machine: module parameters by name, how a vendor's KVM pages, options of the cgroup mount."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """A machine saved as it was when first booted, before any VM exists in it, and restored from there.
 
-Its memory is a file that each restored machine maps privately; what else there is to it is one small file more. Both lie
-in the cache under a hash of all that the machine is made of, so a changed kernel, module, setting, guest or emulator is
-another state.
+Its memory is a file that each restored machine maps privately; what else there is to it is one small file more.
+Both lie in the cache under a hash of all that the machine is made of: a changed kernel, module, setting, guest or
+emulator is another state.
 """
 
 from __future__ import annotations
@@ -98,6 +98,7 @@ def key(machine: Machine, emulator: Emulator) -> str:
         "emulator": [emulator.name, emulator.version, *emulator.command(nowhere).words],
         "files": [_identity(path) for path in (machine.kernel.vmlinuz, *_used(found))],
         "guest": initramfs.guest_key(guest(machine)),
+        "size": [machine.smp, machine.memory],
         "settings": sorted(machine.settings.items()),
     }
     return hashlib.sha256(json.dumps(document).encode()).hexdigest()[:24]

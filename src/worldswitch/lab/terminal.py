@@ -42,7 +42,7 @@ def shell(start: Start) -> None:
 
 def _pass_on(running: Running) -> None:
     source: int | None = sys.stdin.fileno()
-    for line in running.split(b""):
+    for line in running.take_lines(b""):
         _show(line.encode() + b"\r\n")
     pending = running.rest()
     while True:
@@ -66,7 +66,7 @@ def _ended(running: Running, data: bytes) -> bool:
     """Show *data*, but for what the guest says to the lab; whether it said that it is done."""
     shown = data
     ended = False
-    for line in running.split(data):
+    for line in running.take_lines(data):
         if line.startswith(PREFIX):
             said = line.removeprefix(PREFIX)
             if said.startswith("failed"):
