@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 from worldswitch.errors import UnknownNameError, UsageError
 
 if TYPE_CHECKING:
+    from worldswitch.cli.conditions import Conditions
     from worldswitch.kit.running import Failure, Say, Settings, Work
     from worldswitch.record.result import Cell, Environment
 
@@ -32,12 +33,12 @@ class Machine(Protocol):
         """
 
 
-_HOMES = {"kvm": ("worldswitch.cli.on_kvm", "OnKvm")}
-"""Name after ``--on`` -> where its class is; imported when it is asked for."""
+_HOMES = {"kvm": ("worldswitch.cli.on_kvm", "OnKvm"), "lab": ("worldswitch.cli.on_lab", "OnLab")}
+"""Name after ``--on`` -> where its class is; imported when it is asked for, and called with the conditions."""
 
 
-def machines(names: str) -> list[tuple[str, Machine]]:
-    """The machines in a list with commas.
+def machines(names: str, conditions: Conditions) -> list[tuple[str, Machine]]:
+    """The machines in a list with commas, under *conditions* where they have a choice.
 
     Raises:
         UnknownNameError: One nobody knows.
@@ -53,5 +54,5 @@ def machines(names: str) -> list[tuple[str, Machine]]:
         if any(word == name for name, _ in found):
             raise UsageError(f"--on names {word} twice")
         module, name = _HOMES[word]
-        found.append((word, getattr(import_module(module), name)()))
+        found.append((word, getattr(import_module(module), name)(conditions)))
     return found

@@ -8,11 +8,15 @@ from typing import TYPE_CHECKING
 from worldswitch.kit.running import Failure, Say, Settings, Work, run_here
 
 if TYPE_CHECKING:
+    from worldswitch.cli.conditions import Conditions
     from worldswitch.record.result import Cell, Environment
 
 
 class OnKvm:
-    """The real /dev/kvm."""
+    """The real /dev/kvm, as it is: it has no other conditions."""
+
+    def __init__(self, _: Conditions) -> None:
+        pass
 
     def environment(self) -> Environment:
         """This host."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from worldswitch.cli import DONE, INTERRUPTED, MISSING, UNSTABLE, USAGE, options
+from worldswitch.cli import DONE, INTERRUPTED, MISSING, UNSTABLE, USAGE, conditions, options
 from worldswitch.cli.machines import Machine, machines
 from worldswitch.cli.work import prepare
 from worldswitch.errors import MissingError, UsageError, WorldswitchError, printable
@@ -21,6 +21,7 @@ from worldswitch.live.cells import CREATE_VM
 from worldswitch.units import parse_duration
 
 if TYPE_CHECKING:
+    from worldswitch.cli.conditions import Conditions
     from worldswitch.record.result import Cell, Result
 
 
@@ -51,10 +52,17 @@ class _Outcome:
 
 @click.command(cls=_Remembering)
 @click.argument("programs", nargs=-1, required=True, metavar="PROGRAM[:KEY=VALUE,...]|FILE.toml...")
-@click.option("--on", default="kvm", metavar="MACHINE,...", help="Where to run: kvm is this host's.  [default: kvm]")
+@click.option(
+    "--on",
+    default="kvm",
+    metavar="MACHINE,...",
+    help="Where to run: kvm is this host's, lab an emulator.  [default: kvm]",
+)
 @click.option("-n", type=click.IntRange(1, LARGEST_N), help="Units to time, such as pairs.  [default: the program's]")
 @click.option("--repeat", type=click.IntRange(1, MOST_RUNS), help="Runs that count, after a warm-up.  [default: 5]")
-@click.option("--set", "sets", multiple=True, metavar="NAME=VALUE", help="cpuid.FEATURE=0|1: hide or show it.")
+@click.option(
+    "--set", "sets", multiple=True, metavar="NAME=VALUE", help="cpuid.FEATURE=0|1; lab, model: nx_huge_pages=never, ..."
+)
 @click.option("--deadline", default="10s", metavar="DURATION", help="Stop a guest that runs longer.  [default: 10s]")
 @click.option("--save", metavar="FILE", help="Keep the results, for wsw compare.")
 @click.option("--trace", "output", metavar="OUT", help="Record KVM's events too; the ending tells the format.")
@@ -63,6 +71,7 @@ class _Outcome:
 @click.option("--workers", type=click.Choice(("threads", "processes")), help="create-vm: what makes them.")
 @click.option("--first-run", is_flag=True, help="create-vm: time the first KVM_RUN of each too.")
 @click.option("--cgroup", metavar="PATH", help="create-vm: make them in this cgroup.")
+@conditions.options
 @options.as_json
 @options.as_python
 @click.pass_context
@@ -79,28 +88,31 @@ def run(
     output: str | None,
     as_json: bool,
     as_python: bool,
-    **create: Any,
+    **rest: Any,
 ) -> int:
     """Run guest programs and say what their world switches were: exits by reason, time, faults, for each unit.
 
     A program is one that ships (wsw programs lists them), a TOML file, or create-vm, for which no guest runs. Several
     are separated by commas or spaces. Exits and time are those of the program alone: a run with n=0 is subtracted.
     """
+    asked = conditions.take(rest, sets, on, output)
     work = prepare(programs)
-    settings = _settings(work, n, repeat, sets, deadline, create)
+    settings = _settings(work, n, repeat, conditions.features(sets), deadline, rest)
     if as_python:
         click.echo(_python(work, settings))
         return DONE
-    chosen = machines(on)
+    chosen = machines(on, asked)
     _check_writable(save)
-    if output is not None:
+    if output is not None and len(chosen) > 1:
+        raise UsageError("--trace records on one machine; name one after --on")
+    if output is not None and chosen[0][0] == "kvm":
         from worldswitch.cli.traced import run_traced
 
         return run_traced(["run", *_without_trace(ctx.meta["words"])], output)
     started = _now()
     with _ended_politely():
         done = _run(chosen, work, settings)
-        result = _result(done, chosen, ("wsw", "run", *ctx.meta["words"]), settings, started)
+        result = _result(done, chosen, ("wsw", "run", *ctx.meta["words"]), settings, asked, started)
         try:
             if save is not None and done.cells:
                 from worldswitch.record.resultfile import save as keep
@@ -162,7 +174,8 @@ def _run(chosen: Sequence[tuple[str, Machine]], work: Sequence[Work], settings: 
 
     def failed(spec: str, error: WorldswitchError) -> None:
         line.clear()
-        click.echo(f"wsw: {error}" if len(work) == 1 else f"wsw: {printable(spec)}: {error}", err=True)
+        alone = len(work) == 1 and spec in (work[0].spec, *(name for name, _ in chosen))
+        click.echo(f"wsw: {error}" if alone else f"wsw: {printable(spec)}: {error}", err=True)
         done.failures.append(Failure(spec, error))
 
     try:
@@ -183,14 +196,20 @@ def _run(chosen: Sequence[tuple[str, Machine]], work: Sequence[Work], settings: 
 
 
 def _result(
-    done: _Outcome, chosen: Sequence[tuple[str, Machine]], argv: tuple[str, ...], settings: Settings, started: str
+    done: _Outcome,
+    chosen: Sequence[tuple[str, Machine]],
+    argv: tuple[str, ...],
+    settings: Settings,
+    asked: Conditions,
+    started: str,
 ) -> Result:
     from dataclasses import asdict
 
     from worldswitch import __version__
     from worldswitch.record.result import Environment, Provenance, Result
 
-    provenance = Provenance(__version__, argv, asdict(settings), None, started, _now())
+    parameters = {**asdict(settings), **asked.document()}
+    provenance = Provenance(__version__, argv, parameters, None, started, _now())
     environment = chosen[0][1].environment() if len(chosen) == 1 else Environment()
     return Result(tuple(done.cells), provenance, environment)
 

@@ -76,6 +76,7 @@ class Environment:
         kernel: ``uname -r``; *kernel_version* is ``uname -v``.
         vendor_module: The module that answered, such as ``kvm_intel``.
         parameters: Module parameters by full name, such as ``kvm.nx_huge_pages``.
+        machine: What an emulated or modelled machine was: ``emulator``, ``restored`` and others; none for hardware.
     """
 
     cpu_model: str | None = None
@@ -83,6 +84,7 @@ class Environment:
     kernel_version: str | None = None
     vendor_module: str | None = None
     parameters: Mapping[str, str] = field(default_factory=dict)
+    machine: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -192,6 +192,7 @@ class _Reading:
             self._text("kernel_version", None),
             self._text("vendor_module", None),
             self._texts("parameters"),
+            self._texts("machine"),
         )
 
     def cell(self) -> Cell:
