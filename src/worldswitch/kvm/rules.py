@@ -15,7 +15,10 @@ from typing import Any, ParamSpec, TypeVar
 from worldswitch.errors import UnknownNameError
 from worldswitch.kvm import facts as _facts
 
-_MODULES = ("ownership", "control_registers", "vmcreate")
+_MODULES = (
+    "ownership", "control_registers", "validity", "intercepts", "permissions", "roles", "guest_walk", "roots", "host",
+    "tdp", "shadow_pages", "shadow", "register_writes", "vmcreate",
+)  # fmt: skip
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")

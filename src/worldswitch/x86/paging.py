@@ -14,6 +14,7 @@ TABLE_SIZE = 4096
 ADDRESS = 0x000F_FFFF_FFFF_F000
 """Bits of an entry that may hold a physical address (51:12; how many there are is the processor's)."""
 PRESENT, WRITABLE, USER, ACCESSED, DIRTY, PAGE_SIZE = 1 << 0, 1 << 1, 1 << 2, 1 << 5, 1 << 6, 1 << 7
+GLOBAL = 1 << 8
 NO_EXECUTE = 1 << 63
 KEY_SHIFT = 59
 KEY = 15 << KEY_SHIFT

@@ -1,0 +1,42 @@
+"""What of the host, beside kernel and module parameters, decides which faults and exits there are.
+
+These are no facts about a kernel: a run states them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from worldswitch.kvm.policy import Policy, Vendor
+from worldswitch.kvm.rules import rule
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """The conditions of a run.
+
+    Attributes:
+        huge_pages: Memory that asks for huge pages of the host is backed by them, 2 MiB each.
+        itlb_multihit: The processor has the bug that ``nx_huge_pages=auto`` looks for; None: Intel's have it.
+        accessed_bits: EPT or NPT have accessed and dirty bits.
+        decode_assists: SVM only: an intercepted MOV to CR names its register, so that KVM need not emulate it.
+    """
+
+    huge_pages: bool = True
+    itlb_multihit: bool | None = None
+    accessed_bits: bool = True
+    decode_assists: bool = True
+
+
+@rule(
+    id="nx-huge-pages-active",
+    sentence="Huge pages are mapped without the right to execute where nx_huge_pages is force, or auto and the "
+    "processor has the iTLB multihit bug.",
+    depends=("nx-huge-pages",),
+    tested="tests/kvm/test_tdp.py::test_where_huge_pages_are_not_executable",
+)
+def nx_active(policy: Policy, host: Host) -> bool:
+    """Whether the mitigation is on (mmu.c, set_nx_huge_pages)."""
+    if policy.nx_huge_pages != "auto" or not policy.has("nx-huge-pages"):
+        return policy.nx_huge_pages == "force"
+    return policy.vendor is Vendor.INTEL if host.itlb_multihit is None else host.itlb_multihit

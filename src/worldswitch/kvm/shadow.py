@@ -1,0 +1,305 @@
+"""Shadow paging: page faults that KVM answers from the guest's tables, CR3 loads, INVLPG.
+
+The processor walks KVM's shadow pages with CR0.WP and EFER.NXE always set; what they lack is a page fault that exits.
+Follows FNAME(page_fault) and FNAME(fetch) of arch/x86/kvm/mmu/paging_tmpl.h.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from worldswitch.kvm.backing import Backing
+from worldswitch.kvm.guest_walk import Walk, Walker, walk
+from worldswitch.kvm.host import Host, nx_active
+from worldswitch.kvm.permissions import U_RIGHT, W_RIGHT, X_RIGHT, F, P, U, W
+from worldswitch.kvm.policy import Policy
+from worldswitch.kvm.roles import PageRole
+from worldswitch.kvm.roots import Root, Roots
+from worldswitch.kvm.rules import rule
+from worldswitch.kvm.shadow_pages import Leaf, Page, Pages
+from worldswitch.kvm.tdp import GROUP, direct_prefetch
+from worldswitch.x86.memory import Memory
+
+INVALID, FIXED, EMULATE, SPURIOUS = "invalid", "fixed", "emulate", "spurious"
+"""What came of a fault: the guest's own, mapped, to be emulated, nothing to do (RET_PF_*)."""
+
+
+class Found(NamedTuple):
+    """Where the processor's walk ended: the leaf with its level, or None."""
+
+    leaf: Leaf
+    level: int
+
+
+class Shadow:
+    """The shadow MMU of one VM with one vCPU.
+
+    Args:
+        walker: Gives what a walk of the guest's tables needs, now.
+
+    Attributes:
+        pages: All shadow pages.
+        roots: The current root and those before it.
+    """
+
+    __slots__ = ("_backing", "_memory", "_nx", "_policy", "_walker", "pages", "roots")
+
+    def __init__(
+        self,
+        policy: Policy,
+        host: Host,
+        backing: Backing,
+        memory: Memory,
+        walker: Callable[[], Walker],
+        flush: Callable[[], None],
+        reload: Callable[[], None],
+    ) -> None:
+        self._policy, self._backing, self._memory, self._walker = policy, backing, memory, walker
+        self._nx = nx_active(policy, host)
+        self.pages = Pages(policy, memory, lambda: walker().controls, flush, reload)
+        self.roots: Roots[Page] = Roots(policy, _free)
+
+    # ---- roots
+
+    def load(self, cr3: int, role: PageRole) -> None:
+        """Load the root that shadows the guest's, and bring what it holds in step (kvm_mmu_load)."""
+        page = self.pages.get(cr3 >> 12 & (1 << 40) - 1, role)
+        page.users += 1
+        self.roots.current = Root(cr3, page)
+        self.pages.sync_root(page)
+
+    def switch(self, cr3: int, role: PageRole) -> bool:
+        """Make the root for *cr3* current if it is among those at hand."""
+        return self.roots.switch(lambda root: root.pgd == cr3 and root.page.role == role and root.page.valid)
+
+    def sync(self, previous: bool = False) -> None:
+        """Bring the current root, and with *previous* those before it, in step."""
+        for root in self.roots.all() if previous else [self.roots.current]:
+            if root is not None:
+                self.pages.sync_root(root.page)
+
+    # ---- what the processor sees
+
+    def find(self, va: int) -> Found | None:
+        """The leaf that translates *va*."""
+        assert self.roots.current is not None
+        page = self.roots.current.page
+        while True:
+            entry = page.entries.get(_index(va, page.role.level))
+            if entry is None:
+                return None
+            if isinstance(entry, Leaf):
+                return Found(entry, page.role.level)
+            page = entry
+
+    # ---- faults
+
+    def fault(self, va: int, code: int) -> tuple[str, int]:
+        """Answer a page fault of the processor: what came of it, and the error code of a fault of the guest's own."""
+        walker = self._walker()
+        found = walk(self._memory, walker, va, code & (W | U | F))
+        if not isinstance(found, Walk):
+            return INVALID, found
+        if code & P and code & W and self.pages.tracked(found.gfn):
+            self._clear_floods(va)
+            return EMULATE, 0
+        if not self._backing.exists(found.gfn):
+            return EMULATE, 0
+        self._backing.touch(found.gfn)
+        rights = wp_clear_rights(found.rights, code, walker)
+        small = self._maps_own_table(found, code, walker)
+        return self._fetch(va, code, found._replace(rights=rights), small), 0
+
+    def _fetch(self, va: int, code: int, found: Walk, small: bool) -> str:
+        """Build the pages down to the leaf, and map."""
+        page = self._guest_levels(va, found)
+        level, index = found.level, _index(va, found.level)
+        disallowed = bool(code & F) and self._nx
+        whole = not small and level > 1 and self._backing.large(found.gfn) and not self.pages.forbids_large(found.gfn)
+        goal = 2 if whole and not disallowed else 1
+        while page.role.level > goal:
+            index = _index(va, page.role.level)
+            page.floods = 0
+            child = page.entries.get(index)
+            if isinstance(child, Page) and child.split and page.role.level == 2 and self._nx:
+                goal = 1
+            first = found.gfn >> 9 * (page.role.level - 1) << 9 * (page.role.level - 1)
+            page = self._direct_below(page, index, first, found.rights, whole and disallowed)
+        index = _index(va, page.role.level)
+        page.floods = 0
+        return self._map(page, index, found, code)
+
+    def _guest_levels(self, va: int, found: Walk) -> Page:
+        """Down the levels that the guest has tables for."""
+        assert self.roots.current is not None
+        page = self.roots.current.page
+        while page.role.level > found.level:
+            page.floods = 0
+            index, below = _index(va, page.role.level), page.role.level - 1
+            role = page.role._replace(level=below, access=found.inherited[below], direct=False)
+            child = page.entries.get(index)
+            if not self._fits(child, found.tables[below], role):
+                child = self.pages.get(found.tables[below], role)
+                if self._policy.has("shadow-child-compared"):
+                    self.pages.sync_root(child)
+                self.pages.link(page, index, child)
+            assert isinstance(child, Page)
+            page = child
+        return page
+
+    def _fits(self, child: Leaf | Page | None, gfn: int, role: PageRole) -> bool:
+        if not isinstance(child, Page):
+            return False
+        return not self._policy.has("shadow-child-compared") or (child.gfn == gfn and child.role == role)
+
+    def _direct_below(self, page: Page, index: int, first: int, rights: int, split: bool) -> Page:
+        """The page that maps part of a large guest page."""
+        role = page.role._replace(level=page.role.level - 1, access=rights, direct=True)
+        child = page.entries.get(index)
+        if isinstance(child, Page) and child.role.access == rights:
+            return child
+        made = self.pages.get(first, role)
+        made.split |= split and page.role.level == 2
+        self.pages.link(page, index, made)
+        return made
+
+    def _map(self, page: Page, index: int, found: Walk, code: int) -> str:
+        level = page.role.level
+        gfn = found.gfn >> 9 * (level - 1) << 9 * (level - 1)
+        rights, protected = self._granted(page, index, gfn, found.rights, prefetch=False)
+        leaf = Leaf(gfn, rights)
+        same = page.entries.get(index) == leaf
+        old = page.entries.get(index)
+        self.pages.set_leaf(page, index, leaf)
+        if isinstance(old, Leaf) and (old.gfn != gfn or old.rights & ~rights):
+            self.pages.flush()
+        outcome = EMULATE if protected and code & W else FIXED
+        if same and outcome == FIXED:
+            return SPURIOUS
+        self._prefetch(page, index)
+        return outcome
+
+    def _granted(self, page: Page, index: int, gfn: int, rights: int, prefetch: bool) -> tuple[int, bool]:
+        """The rights to map with, and whether writing was taken from them."""
+        if page.role.level > 1 and self._nx:
+            rights &= ~X_RIGHT
+        old = page.entries.get(index)
+        if rights & W_RIGHT and not (isinstance(old, Leaf) and old.gfn == gfn and old.rights & W_RIGHT):
+            frames = range(gfn, gfn + (1 << 9 * (page.role.level - 1)))
+            if not all(self.pages.writable(frame, prefetch) for frame in frames if self.pages.of(frame)):
+                return rights & ~W_RIGHT, True
+        return rights, False
+
+    def _maps_own_table(self, found: Walk, code: int, walker: Walker) -> bool:
+        """Whether a large guest page holds a table used to translate it: it is then mapped in small pages."""
+        writes = found.rights & W_RIGHT or (not walker.controls.wp and not code & U)
+        span = 9 * (found.level - 1)
+        return bool(writes) and any(table >> span == found.gfn >> span for table in found.tables.values())
+
+    def _clear_floods(self, va: int) -> None:
+        assert self.roots.current is not None
+        entry: Page | Leaf | None = self.roots.current.page
+        while isinstance(entry, Page):
+            entry.floods = 0
+            entry = entry.entries.get(_index(va, entry.role.level))
+
+    # ---- neighbours
+
+    def _prefetch(self, page: Page, index: int) -> None:
+        if page.role.level > 1:
+            return
+        first = index & -GROUP
+        if page.role.direct:
+            frames = range(page.gfn + first, page.gfn + first + GROUP)
+            present = {page.gfn + i for i in page.entries}
+            for gfn in direct_prefetch(self._policy, frames, present, self._backing):
+                self._map_ahead(page, gfn - page.gfn, gfn, page.role.access)
+            return
+        for neighbour in range(first, first + GROUP):
+            if neighbour not in page.entries and not self.map_neighbour(page, neighbour):
+                return
+
+    def map_neighbour(self, page: Page, index: int) -> bool:
+        """Map what a guest entry says, if it needs no fault; False if it does."""
+        return prefetch_entry(self.pages, self._backing, page, index, self._memory, self._map_ahead)
+
+    def _map_ahead(self, page: Page, index: int, gfn: int, rights: int) -> None:
+        rights, _ = self._granted(page, index, gfn, rights, prefetch=True)
+        self.pages.set_leaf(page, index, Leaf(gfn, rights))
+
+    # ---- INVLPG
+
+    def invalidate(self, va: int) -> None:
+        """INVLPG: what the current root and those before it have of *va* out of step is dropped and read again."""
+        for root in self.roots.all():
+            self._invalidate(root.page, va)
+
+    def _invalidate(self, page: Page, va: int) -> None:
+        while True:
+            index = _index(va, page.role.level)
+            entry = page.entries.get(index)
+            if isinstance(entry, Page):
+                page = entry
+                continue
+            if page.unsync and self.pages.drop(page, index):
+                self.pages.flush()
+                self.map_neighbour(page, index)
+            return
+
+    def state(self) -> object:
+        """A value that is equal whenever all pages and roots are."""
+        roots = [(root.pgd, root.page.gfn, root.page.role) if root else None for root in self.roots.previous]
+        current = self.roots.current
+        return self.pages.state(), roots, (current.pgd, current.page.role) if current else None
+
+
+def _free(page: Page) -> None:
+    page.users -= 1
+
+
+def _index(va: int, level: int) -> int:
+    return va >> 12 + 9 * (level - 1) & 511
+
+
+@rule(
+    id="shadow-wp-clear",
+    sentence="With CR0.WP clear, a supervisor's write to a read-only user page maps it writable for the supervisor "
+    "only, and not executable under SMEP; the next user access takes that back.",
+    source='Since Linux commit 6aa8b732ca01 ("[PATCH] kvm: userspace interface") (v2.6.20), '
+    "shadow paging runs the guest with hardware CR0.WP set and lets such writes through. Before that, there was no "
+    "KVM.",
+    since="5.4",
+    tested="tests/kvm/test_shadow.py::test_a_read_only_user_page_flips_while_wp_is_clear",
+)
+def wp_clear_rights(rights: int, code: int, walker: Walker) -> int:
+    """The rights to map a page with after a fault of kind *code* (paging_tmpl.h, FNAME(page_fault))."""
+    if not code & W or code & U or rights & W_RIGHT or walker.controls.wp:
+        return rights
+    rights = (rights | W_RIGHT) & ~U_RIGHT
+    return rights & ~X_RIGHT if walker.controls.smep else rights
+
+
+@rule(
+    id="shadow-prefetch",
+    sentence="When a 4 KiB guest page is mapped, so are the absent neighbours of its aligned group of 8 whose guest "
+    "entries are present and accessed and whose memory the host has, up to the first for which that is not so.",
+    source='Since Linux commit 957ed9effd80 ("KVM: MMU: prefetch ptes when intercepted guest #PF") (v2.6.37), '
+    "the neighbours of a faulting page are mapped with it. Before that, each faulted.",
+    since="5.4",
+    tested="tests/kvm/test_shadow.py::test_neighbours_that_were_accessed_are_mapped",
+)
+def prefetch_entry(
+    pages: Pages,
+    backing: Backing,
+    page: Page,
+    index: int,
+    memory: Memory,
+    map_ahead: Callable[[Page, int, int, int], None],
+) -> bool:
+    """Map guest entry *index* of the table that *page* shadows; False if it needs a fault (FNAME(prefetch_gpte))."""
+    granted = pages.entry_rights(page, memory.word((page.gfn << 12) + 8 * index))
+    if granted is None or not backing.resident(granted[0]):
+        return False
+    map_ahead(page, index, *granted)
+    return True

@@ -1,0 +1,366 @@
+"""Shadow pages: the tables KVM keeps beside the guest's under shadow paging, and how they are kept in step.
+
+A page shadows one guest table (or, *direct*, part of one large guest page) for one role. The guest's upper tables are
+write-protected, so that each store into them is emulated; those of level 1 may go out of step ("unsync") until the
+guest flushes. Follows arch/x86/kvm/mmu/mmu.c.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+from worldswitch.kvm.guest_walk import rights_of
+from worldswitch.kvm.permissions import W_RIGHT
+from worldswitch.kvm.policy import Policy
+from worldswitch.kvm.roles import PageRole
+from worldswitch.kvm.rules import rule
+from worldswitch.x86.access import Controls, reserved_bits
+from worldswitch.x86.memory import Memory
+from worldswitch.x86.paging import ACCESSED, ADDRESS, DIRTY, PRESENT
+
+FLOODED = 3
+"""Emulated writes to a page, with no use of it between, after which it is taken for no page table any more."""
+
+
+class Leaf(NamedTuple):
+    """A shadow entry that maps: the first frame, and the rights granted."""
+
+    gfn: int
+    rights: int
+
+
+class Page:
+    """One shadow page.
+
+    Attributes:
+        gfn: The guest table it shadows; of a direct page the first frame it maps.
+        entries: Index -> leaf, or the page below.
+        parents: Pages and indexes that point here.
+        users: Roots that are this page.
+        floods: Emulated writes since it was last used.
+        valid: Not zapped.
+        split: It is there only since what it maps may not be executed when whole.
+    """
+
+    __slots__ = ("entries", "floods", "gfn", "parents", "role", "split", "unsync", "users", "valid")
+
+    def __init__(self, gfn: int, role: PageRole) -> None:
+        self.gfn, self.role = gfn, role
+        self.entries: dict[int, Leaf | Page] = {}
+        self.parents: set[tuple[Page, int]] = set()
+        self.unsync = False
+        self.users = 0
+        self.floods = 0
+        self.valid = True
+        self.split = False
+
+
+class Pages:
+    """All shadow pages of a VM.
+
+    Args:
+        controls: Gives the processor's bits of the moment: reserved bits of guest entries.
+        flush: Called where KVM has all vCPUs flush.
+        reload: Called where a page in use as root was zapped.
+
+    Attributes:
+        counts: The VM statistics of the shadow MMU by KVM's names.
+    """
+
+    __slots__ = ("_gfns", "_maps", "_memory", "_policy", "_reload", "_tracked", "controls", "counts", "flush")
+
+    def __init__(
+        self,
+        policy: Policy,
+        memory: Memory,
+        controls: Callable[[], Controls],
+        flush: Callable[[], None],
+        reload: Callable[[], None],
+    ) -> None:
+        self._policy, self._memory = policy, memory
+        self.controls, self.flush, self._reload = controls, flush, reload
+        self._gfns: dict[int, list[Page]] = {}
+        self._maps: dict[int, set[tuple[Page, int]]] = {}
+        self._tracked: Counter[int] = Counter()
+        self.counts: Counter[str] = Counter()
+
+    # ---- finding and making
+
+    def get(self, gfn: int, role: PageRole) -> Page:
+        """The page for *gfn* and *role*, made if there is none (mmu.c, kvm_mmu_get_page)."""
+        stale = [page for page in self._gfns.get(gfn, ()) if page.unsync]
+        for page in list(self._gfns.get(gfn, ())):
+            if page.role == role:
+                if page.unsync and not self._sync_found(page):
+                    break
+                page.floods = 0
+                return page
+            if page.unsync and role.level > 1 and self._policy.has("shadow-upper-zaps-unsync"):
+                self.zap(page)
+        self.counts["mmu_cache_miss"] += 1
+        page = Page(gfn, role)
+        self._gfns.setdefault(gfn, []).insert(0, page)
+        self.counts["mmu_shadow_pages"] += 1
+        if not role.direct:
+            if role.level > 1:
+                self._tracked[gfn] += 1
+            if self.write_protect(gfn):
+                self.flush()
+            if role.level > 1 and stale and not self._policy.has("shadow-upper-zaps-unsync"):
+                self._sync_all([one for one in stale if one.valid])
+        return page
+
+    def _sync_found(self, page: Page) -> bool:
+        """Bring a page in step that stays unsync, for the guest may go on writing; False if that zapped it."""
+        flush = self._sync(page)
+        if page.valid and flush:
+            self.flush()
+        return page.valid
+
+    def of(self, gfn: int) -> list[Page]:
+        """The pages that shadow a guest table."""
+        return [page for page in self._gfns.get(gfn, ()) if not page.role.direct]
+
+    def tracked(self, gfn: int) -> bool:
+        """Whether every write to the frame is emulated: an upper table is shadowed there."""
+        return self._tracked[gfn] > 0
+
+    def forbids_large(self, gfn: int) -> bool:
+        """Whether a guest table is shadowed in the 2 MiB around the frame, which therefore are not mapped whole."""
+        return any(found >> 9 == gfn >> 9 and self.of(found) for found in self._gfns)
+
+    # ---- entries
+
+    def link(self, page: Page, index: int, child: Page) -> None:
+        """Let an entry point to the page below; what was there is dropped."""
+        self.drop(page, index)
+        page.entries[index] = child
+        child.parents.add((page, index))
+
+    def set_leaf(self, page: Page, index: int, leaf: Leaf) -> None:
+        """Map, in an entry of *page*."""
+        old = page.entries.get(index)
+        if isinstance(old, Leaf) and old.gfn == leaf.gfn:
+            page.entries[index] = leaf
+            return
+        self.drop(page, index)
+        page.entries[index] = leaf
+        for gfn in self._frames(page, leaf):
+            self._maps.setdefault(gfn, set()).add((page, index))
+
+    def drop(self, page: Page, index: int) -> bool:
+        """Clear an entry; False if there was none."""
+        old = page.entries.pop(index, None)
+        if isinstance(old, Page):
+            old.parents.discard((page, index))
+        elif old is not None:
+            for gfn in self._frames(page, old):
+                self._maps[gfn].discard((page, index))
+        return old is not None
+
+    @staticmethod
+    def _frames(page: Page, leaf: Leaf) -> range:
+        return range(leaf.gfn, leaf.gfn + (1 << 9 * (page.role.level - 1)))
+
+    # ---- write protection
+
+    def write_protect(self, gfn: int) -> bool:
+        """Take the right to write from all that maps the frame; True if any had it."""
+        changed = False
+        for page, index in self._maps.get(gfn, ()):
+            leaf = page.entries[index]
+            assert isinstance(leaf, Leaf)
+            if leaf.rights & W_RIGHT:
+                page.entries[index] = leaf._replace(rights=leaf.rights & ~W_RIGHT)
+                changed = True
+        return changed
+
+    def writable(self, gfn: int, prefetch: bool, may_unsync: bool = True) -> bool:
+        """Whether the frame may be mapped writable; pages that shadow it go out of step for that."""
+        return try_unsync(self._policy, self, gfn, prefetch, may_unsync)
+
+    # ---- synchronization
+
+    def below(self, root: Page) -> Iterator[Page]:
+        """*root* and all pages reached from it."""
+        seen, rest = {id(root)}, [root]
+        while rest:
+            page = rest.pop()
+            yield page
+            for child in page.entries.values():
+                if isinstance(child, Page) and id(child) not in seen:
+                    seen.add(id(child))
+                    rest.append(child)
+
+    def sync_root(self, root: Page) -> None:
+        """Bring all pages under *root* in step with the guest's tables (mmu.c, mmu_sync_children)."""
+        stale = [page for page in self.below(root) if page.unsync]
+        if stale:
+            protected = [self.write_protect(page.gfn) for page in stale]
+            if any(protected):
+                self.flush()
+            self._sync_all(stale)
+
+    def _sync_all(self, stale: list[Page]) -> None:
+        flush = False
+        for page in stale:
+            self._in_step(page)
+            flush |= self._sync(page)
+        if flush:
+            self.flush()
+
+    def _in_step(self, page: Page) -> None:
+        page.unsync = False
+        self.counts["mmu_unsync"] -= 1
+
+    def _sync(self, page: Page) -> bool:
+        """Make each entry what the guest's entry says now; True if one lost something."""
+        flush, stayed = False, 0
+        for index, leaf in list(page.entries.items()):
+            assert isinstance(leaf, Leaf)
+            rights = self.entry_rights(page, self._memory.word((page.gfn << 12) + 8 * index))
+            if rights is None or rights[0] != leaf.gfn:
+                self.drop(page, index)
+                flush = True
+                continue
+            stayed += 1
+            wanted = rights[1]
+            if wanted & W_RIGHT and not leaf.rights & W_RIGHT and not self.writable(leaf.gfn, True, may_unsync=False):
+                wanted &= ~W_RIGHT
+            flush |= bool(leaf.rights & ~wanted)
+            page.entries[index] = leaf._replace(rights=wanted)
+        if not stayed and not self._policy.has("shadow-sync-keeps-empty"):
+            self.zap(page)
+        return flush
+
+    def entry_rights(self, page: Page, entry: int) -> tuple[int, int] | None:
+        """Frame and rights that a level-1 guest entry grants without a fault of its own; None if it grants none."""
+        if not entry & PRESENT or not entry & ACCESSED or entry & reserved_bits(1, entry, self.controls()):
+            return None
+        rights = page.role.access & rights_of(entry)
+        return (entry & ADDRESS) >> 12, rights if entry & DIRTY else rights & ~W_RIGHT
+
+    def mark_unsync(self, page: Page) -> None:
+        """Let the guest write the table freely from now on."""
+        page.unsync = True
+        self.counts["mmu_unsync"] += 1
+
+    # ---- zapping
+
+    def zap(self, page: Page) -> None:
+        """Take a page out of use, and unsync pages under it with it (mmu.c, kvm_mmu_prepare_zap_page)."""
+        if not page.valid:
+            return
+        page.valid = False
+        self.counts["mmu_shadow_zapped"] += 1
+        self.counts["mmu_shadow_pages"] -= 1
+        for child in [child for child in self.below(page) if child.unsync and child is not page]:
+            self.zap(child)
+        for index in list(page.entries):
+            self.drop(page, index)
+        for parent, index in list(page.parents):
+            self.drop(parent, index)
+        if page.unsync:
+            self._in_step(page)
+        self._gfns[page.gfn].remove(page)
+        if not page.role.direct and page.role.level > 1:
+            self._tracked[page.gfn] -= 1
+        if page.users:
+            self._reload()
+        self.flush()
+
+    def written(self, gpa: int, size: int) -> None:
+        """An emulated write to a frame that is shadowed (mmu.c, kvm_mmu_pte_write)."""
+        if not any(self._gfns.values()):
+            return
+        entry = self._memory.word(gpa & ~7)
+        self.counts["mmu_pte_write"] += 1
+        flush = False
+        for page in self.of(gpa >> 12):
+            if misaligned(gpa, size) or flooded(page):
+                self.zap(page)
+                self.counts["mmu_flooded"] += 1
+                continue
+            flush |= self.drop(page, (gpa & 0xFFF) >> 3)
+            if entry and page.role.level > 1:
+                self.counts["mmu_pde_zapped"] += 1
+        if flush:
+            self.flush()
+
+    # ---- statistics
+
+    def leaves(self) -> tuple[int, int]:
+        """How many entries map 4 KiB, and 2 MiB."""
+        small = large = 0
+        for pages in self._gfns.values():
+            for page in pages:
+                found = sum(isinstance(entry, Leaf) for entry in page.entries.values())
+                small, large = (small + found, large) if page.role.level == 1 else (small, large + found)
+        return small, large
+
+    def splits(self) -> int:
+        """The statistic nx_lpage_splits."""
+        return sum(page.split for pages in self._gfns.values() for page in pages)
+
+    def state(self) -> object:
+        """A value that is equal whenever all pages are, whatever has been counted."""
+        found = []
+        for gfn in sorted(self._gfns):
+            for page in self._gfns[gfn]:
+                entries = {
+                    index: entry if isinstance(entry, Leaf) else (entry.gfn, entry.role)
+                    for index, entry in page.entries.items()
+                }
+                found.append((gfn, page.role, page.unsync, page.users, page.floods, entries))
+        return found
+
+
+@rule(
+    id="shadow-unsync",
+    sentence="A guest table of level 1 may be written freely once it has been marked unsync; upper tables never; "
+    "mapping a neighbour ahead marks none, on newer kernels.",
+    depends=("shadow-prefetch-keeps-sync",),
+    source='Since Linux commit 4731d4c7a077 ("KVM: MMU: out of sync shadow core") (v2.6.28), shadowed tables of level '
+    "1 "
+    "go out of step until the guest flushes. Before that, each write to one was emulated.",
+    since="5.4",
+    tested="tests/kvm/test_shadow.py::test_a_level_1_table_is_written_freely_until_a_flush",
+)
+def try_unsync(policy: Policy, pages: Pages, gfn: int, prefetch: bool, may_unsync: bool) -> bool:
+    """Whether the frame may be mapped writable (mmu.c, mmu_try_to_unsync_pages; up to 5.10 mmu_need_write_protect)."""
+    if pages.tracked(gfn):
+        return False
+    for page in pages.of(gfn):
+        if not may_unsync:
+            return False
+        if page.unsync:
+            continue
+        if prefetch and policy.has("shadow-prefetch-keeps-sync"):
+            return False
+        pages.mark_unsync(page)
+    return True
+
+
+@rule(
+    id="write-flooding",
+    sentence="The third emulated write to an upper guest table with no use of it between zaps its shadow page.",
+    source='Since Linux commit 6aa8b732ca01 ("[PATCH] kvm: userspace interface") (v2.6.20), '
+    "KVM watches writes to the guest tables it shadows. Before that, there was no KVM.",
+    since="5.4",
+    tested="tests/kvm/test_shadow.py::test_the_third_write_in_a_row_zaps_an_upper_table",
+)
+def flooded(page: Page) -> bool:
+    """Count an emulated write to *page*; whether it is taken for no table any more (mmu.c, detect_write_flooding)."""
+    if page.role.level == 1:
+        return False
+    page.floods += 1
+    return page.floods >= FLOODED
+
+
+def misaligned(gpa: int, size: int) -> bool:
+    """Whether a write is not to one whole entry; of one byte it may be to the first of one."""
+    if not gpa & 7 and size == 1:
+        return False
+    return size < 4 or bool((gpa ^ gpa + size - 1) & ~7)

@@ -1,0 +1,170 @@
+"""Two-dimensional paging: the EPT or NPT tables that map guest memory, what a violation adds, what a reload costs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from worldswitch.kvm.backing import Backing
+from worldswitch.kvm.control_registers import Roots, roots_after_reset
+from worldswitch.kvm.host import Host, nx_active
+from worldswitch.kvm.policy import Mmu, Policy
+from worldswitch.kvm.rules import rule
+
+GROUP = 8
+"""PTE_PREFETCH_NUM: so many neighbours, aligned, are looked at when one is mapped."""
+SMALL_IN_LARGE = 512
+
+
+class Tree:
+    """One set of tables, all a root maps.
+
+    Attributes:
+        small: 4 KiB frames mapped; all may be executed.
+        large: 2 MiB frames mapped, whether they may be executed.
+        split: 2 MiB frames under a table that is there only since they may not be executed when whole.
+    """
+
+    __slots__ = ("large", "small", "split")
+
+    def __init__(self) -> None:
+        self.small: set[int] = set()
+        self.large: dict[int, bool] = {}
+        self.split: set[int] = set()
+
+    def allows(self, gfn: int, fetch: bool) -> bool:
+        """Whether an access to the frame raises no violation; memory is writable throughout."""
+        if gfn in self.small:
+            return True
+        executable = self.large.get(gfn >> 9)
+        return executable is not None and (executable or not fetch)
+
+
+class Mapped(NamedTuple):
+    """What handling a violation did: the level mapped, frames mapped besides, and whether all vCPUs had to flush."""
+
+    level: int
+    besides: int = 0
+    flushed: bool = False
+
+
+class Tdp:
+    """The TDP or the legacy MMU of one VM with one vCPU.
+
+    Attributes:
+        tree: The current set of tables; None while the root is unloaded.
+    """
+
+    __slots__ = ("_backing", "_host", "_nx", "_policy", "_role", "_trees", "tree")
+
+    def __init__(self, policy: Policy, host: Host, backing: Backing) -> None:
+        self._policy, self._host, self._backing = policy, host, backing
+        self._nx = nx_active(policy, host)
+        self._trees: dict[tuple[bool, ...], Tree] = {}
+        self._role: tuple[bool, ...] = ()
+        self.tree: Tree | None = None
+
+    def load(self, role: tuple[bool, ...]) -> None:
+        """Load the root of *role*: the one there is, or an empty one."""
+        self._role = role
+        self.tree = self._trees.setdefault(role, Tree())
+
+    def unload(self) -> bool:
+        """Drop the root; True if that freed its tables (see :func:`roots_after_reset`)."""
+        zapped = self.tree is not None and roots_after_reset(self._policy) is Roots.REBUILT
+        if zapped:
+            del self._trees[self._role]
+        self.tree = None
+        return zapped
+
+    def map(self, gfn: int, fetch: bool) -> Mapped:
+        """Map the frame after a violation."""
+        tree = self.tree
+        assert tree is not None
+        self._backing.touch(gfn)
+        disallowed = fetch and self._nx
+        whole = self._backing.large(gfn)
+        if whole and not disallowed and gfn >> 9 not in tree.split:
+            tree.large[gfn >> 9] = not self._nx
+            return Mapped(2)
+        flushed, besides = False, 0
+        if tree.large.pop(gfn >> 9, None) is not None:
+            if splits_in_place(self._policy):
+                tree.small.update(range(gfn >> 9 << 9, (gfn >> 9) + 1 << 9))
+                besides = SMALL_IN_LARGE - 1
+            else:
+                flushed = True
+        if whole:
+            tree.split.add(gfn >> 9)
+        tree.small.add(gfn)
+        if self._policy.mmu is Mmu.LEGACY and self._host.accessed_bits:
+            besides += self._prefetch(tree, gfn)
+        return Mapped(1, besides, flushed)
+
+    def _prefetch(self, tree: Tree, gfn: int) -> int:
+        group = range(gfn & -GROUP, (gfn & -GROUP) + GROUP)
+        found = list(direct_prefetch(self._policy, group, tree.small, self._backing))
+        tree.small.update(found)
+        return len(found)
+
+    def pages(self) -> tuple[int, int, int]:
+        """The statistics pages_4k, pages_2m and nx_lpage_splits: of all sets of tables there are."""
+        trees = self._trees.values()
+        return (
+            sum(len(tree.small) for tree in trees),
+            sum(len(tree.large) for tree in trees),
+            sum(len(tree.split) for tree in trees),
+        )
+
+    def state(self) -> object:
+        """A value that is equal whenever all tables are."""
+        trees = {role: (set(t.small), dict(t.large), set(t.split)) for role, t in self._trees.items()}
+        return trees, self._role, self.tree is None
+
+
+@rule(
+    id="nx-split-in-place",
+    sentence="A fetch from a huge page that may not be executed replaces it by a table: the TDP MMU fills it with all "
+    "512 pages, the legacy MMU and the TDP MMU before map the page fetched and flush.",
+    depends=("tdp-split-on-fault",),
+    tested="tests/kvm/test_tdp.py::test_the_steps_of_the_selftest",
+)
+def splits_in_place(policy: Policy) -> bool:
+    """Whether a split leaves everything mapped (tdp_mmu.c, kvm_tdp_mmu_map)."""
+    return policy.mmu is Mmu.TDP and policy.has("tdp-split-on-fault")
+
+
+@rule(
+    id="direct-prefetch",
+    sentence="When the legacy MMU maps a 4 KiB page it also maps absent neighbours in the aligned group of 8 that the "
+    "host has in memory, run by run; a run whose first page is not there ends it.",
+    depends=("prefetch-trailing",),
+    source='Since Linux commit 957ed9effd80 ("KVM: MMU: prefetch ptes when intercepted guest #PF") (v2.6.37), '
+    "the neighbours of a faulting page are mapped with it. Before that, each faulted.",
+    since="5.4",
+    tested="tests/kvm/test_tdp.py::test_neighbours_are_mapped_run_by_run",
+)
+def direct_prefetch(policy: Policy, group: range, present: Iterable[int], backing: Backing) -> list[int]:
+    """The frames of *group* mapped besides (mmu.c, __direct_pte_prefetch); *present* has the one that faulted."""
+    there = set(present).intersection(group)
+    found: list[int] = []
+    run: list[int] = []
+    for gfn in group:
+        if gfn not in there:
+            run.append(gfn)
+            continue
+        if run and not _take_run(run, backing, found):
+            return found
+        run = []
+    if run and policy.has("prefetch-trailing"):
+        _take_run(run, backing, found)
+    return found
+
+
+def _take_run(run: list[int], backing: Backing, found: list[int]) -> bool:
+    """Add the frames of a run up to the first that is not in memory; False if that is the very first."""
+    for place, gfn in enumerate(run):
+        if not backing.resident(gfn):
+            return place > 0
+        found.append(gfn)
+    return True

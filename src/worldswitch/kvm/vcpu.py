@@ -1,0 +1,237 @@
+"""The executable KVM: what a guest program does under a policy, in KVM's own counters.
+
+:func:`run` executes the operations of a program as they stand. Of the code the assembler puts around them it takes what
+can leave the guest or be seen in it: the pages that code, stack, descriptor tables and results lie on, and how an
+exception is recorded, fixed and resumed.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from worldswitch.errors import MissingError
+from worldswitch.guest.check import features
+from worldswitch.guest.image import MAX_FAULTS, Fault, Image, Report
+from worldswitch.guest.program import Mode, Program
+from worldswitch.kvm.backing import Backing, Slot
+from worldswitch.kvm.execute import Guest
+from worldswitch.kvm.host import Host
+from worldswitch.kvm.machine import Machine, NotModelled
+from worldswitch.kvm.ownership import reserved_cr4
+from worldswitch.kvm.policy import FEATURES, Policy, Vendor
+from worldswitch.x86.control import Registers
+from worldswitch.x86.exits import reason_name
+from worldswitch.x86.memory import Memory
+from worldswitch.x86.registers import CR4, bit_mask
+
+if TYPE_CHECKING:
+    from worldswitch.record.trace import Trace
+
+_PAGE = 4096
+_MOST_SAVED = 1 << 40
+_NO_STATISTIC = frozenset(("root_loads", "root_unloads", "mmu_resets"))
+INSTANTS = frozenset(("pages_4k", "pages_2m", "nx_lpage_splits", "mmu_unsync", "mmu_shadow_pages"))
+"""Counters that say what there is at the end, not how often something happened."""
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What a run gave.
+
+    Attributes:
+        n: Passes of the body.
+        exits_by_reason: Reason, as kvm_exit prints it -> how often.
+        counters: Counters by KVM's names, as ``KVM_GET_STATS_FD`` has them from 6.1 on, whatever the kernel, and those
+            of its own: ``root_loads``, ``root_unloads``, ``mmu_resets``.
+        userspace_exits: KVM_EXIT name without the prefix -> how often.
+        reports: What each vCPU left behind, in the form of an image's; None for a bare program. Its cycles are 0, for
+            nothing here has a time, and values the model cannot know (CPUID, devices) are absent.
+        rows: The events in order, name and fields, if they were asked for.
+        executed: Passes that were executed one by one; the rest repeated states seen before.
+    """
+
+    n: int
+    exits_by_reason: Mapping[str, int]
+    counters: Mapping[str, int]
+    userspace_exits: Mapping[str, int]
+    reports: tuple[Report | None, ...]
+    rows: tuple[tuple[str, Mapping[str, Any]], ...] | None = field(default=None, repr=False)
+    executed: int = 0
+
+    @property
+    def exits(self) -> int:
+        """All exits."""
+        return self.counters["exits"]
+
+    def trace(self) -> Trace:
+        """The events as a recording: numbered, a nanosecond apart, of one thread.
+
+        Raises:
+            ValueError: The run kept none.
+        """
+        from worldswitch.kvm.recording import trace_of
+
+        if self.rows is None:
+            raise ValueError("the run kept no events; run it with record=True")
+        return trace_of(self.rows)
+
+
+def run(
+    program: Program,
+    policy: Policy,
+    n: int | None = None,
+    *,
+    host: Host | None = None,
+    image: Image | None = None,
+    record: bool = False,
+    whole: bool = False,
+) -> Run:
+    """Execute *program* with *n* passes of its body (by default its own).
+
+    Args:
+        host: Conditions besides the policy.
+        image: Of the same program, where it is assembled already.
+        record: Keep the events; then every pass is executed.
+        whole: Execute every pass, even where the state recurs and the rest follows.
+
+    Raises:
+        MissingError: The policy's guest lacks a CPUID feature the program needs.
+        NotModelled: A program of several vCPUs or not of 64-bit code, or one that leaves what is followed here.
+        ProgramError: It cannot be assembled.
+    """
+    if program.mode is not Mode.LONG:
+        raise NotModelled(f"{program.name} is a program of mode {program.mode}; the model follows 64-bit code only")
+    if len(program.vcpus) != 1:
+        raise NotModelled(f"{program.name} has {len(program.vcpus)} vCPUs; the model follows one")
+    _check_features(program, policy)
+    if image is None:
+        from worldswitch.guest.assemble import assemble
+
+        image = assemble(program)
+    n = program.default_n if n is None else n
+    machine = _machine(program, policy, host or Host(), image, record)
+    guest = Guest(machine, program, image)
+    guest.start(n)
+    executed = _passes(guest, machine, n, whole or record)
+    guest.finish()
+    return _result(guest, machine, image, n, executed)
+
+
+def offers(policy: Policy, feature: str) -> bool:
+    """Whether the guest's CPUID has a feature, on a processor that has all its vendor ever made."""
+    name = feature.upper()
+    if name in policy.hidden:
+        return False
+    if name == "PKU":
+        return policy.tdp
+    if name in ("SHSTK", "IBT"):
+        shadow_stack = name == "SHSTK" and policy.tdp
+        return policy.cet and (policy.vendor is Vendor.INTEL or shadow_stack)
+    if name in ("KL", "PKS", "UINTR", "LASS", "FRED", "SMX"):
+        return False
+    if name in FEATURES:
+        return not reserved_cr4(policy) & bit_mask(CR4, FEATURES[name])
+    return True
+
+
+def _check_features(program: Program, policy: Policy) -> None:
+    missing = sorted(name for name in features(program) if not offers(policy, name))
+    if missing:
+        raise MissingError(
+            f"program {program.name} needs {', '.join(missing)}, which KVM of {policy.kernel} does not offer to guests "
+            f"on {policy.vendor} with mmu {policy.mmu} and these settings"
+        )
+
+
+def _machine(program: Program, policy: Policy, host: Host, image: Image, record: bool) -> Machine:
+    entry = image.entries[0]
+    segments = [(segment.gpa, segment.data) for segment in image.segments]
+    memory = Memory(program.memory, segments)
+    loaded = memory.loaded_pages()
+    if entry.area is not None:
+        loaded.add(entry.area // _PAGE)
+    slots = [Slot(r.gpa // _PAGE, (r.gpa + r.size) // _PAGE, r.huge and host.huge_pages) for r in image.regions]
+    now = Registers(entry.cr0, entry.cr3, entry.cr4, entry.efer)
+    return Machine(policy, host, memory, Backing(slots, loaded), now, record)
+
+
+def _passes(guest: Guest, machine: Machine, n: int, whole: bool) -> int:
+    """Execute n passes, or as many as it takes for the state to recur; how many."""
+    done = executed = 0
+    saved: _Saved | None = None
+    save_at = 1
+    while done < n:
+        if not whole:
+            if saved is not None and saved.recurs(guest, machine, done):
+                done += saved.skip(guest, machine, done, n)
+                whole = True
+                continue
+            if done == save_at and done < _MOST_SAVED:
+                saved, save_at = _Saved(guest, machine, done), 2 * save_at
+        guest.one_pass(done)
+        done += 1
+        executed += 1
+    guest.passes = n
+    return executed
+
+
+class _Saved:
+    """The state after a number of passes, to be compared with later ones: Brent's way to find a cycle."""
+
+    def __init__(self, guest: Guest, machine: Machine, done: int) -> None:
+        self.done = done
+        self.phase = done % guest.period
+        self.registers = (machine.registers_state(), guest.state())
+        self.rest = machine.rest_state()
+        self.counts = _cumulative(machine)
+        self.reasons, self.userspace = Counter(machine.reasons), Counter(machine.userspace)
+        self.faults, self.retries = guest.faults, guest.retries
+
+    def recurs(self, guest: Guest, machine: Machine, done: int) -> bool:
+        """Whether all that decides what happens next is as it was."""
+        if done % guest.period != self.phase or (machine.registers_state(), guest.state()) != self.registers:
+            return False
+        return machine.rest_state() == self.rest
+
+    def skip(self, guest: Guest, machine: Machine, done: int, n: int) -> int:
+        """Count what the passes to come repeat, in whole cycles; how many passes that is."""
+        cycle = done - self.done
+        times = (n - done) // cycle
+        for name, value in _cumulative(machine).items():
+            _add(machine, name, times * (value - self.counts.get(name, 0)))
+        for counter, before in ((machine.reasons, self.reasons), (machine.userspace, self.userspace)):
+            for key in list(counter):
+                counter[key] += times * (counter[key] - before[key])  # type: ignore[index]
+        guest.repeat_faults(guest.faults - self.faults, guest.retries - self.retries, times)
+        return times * cycle
+
+
+def _cumulative(machine: Machine) -> dict[str, int]:
+    found = dict(machine.stats)
+    if machine.shadow is not None:
+        found.update({name: n for name, n in machine.shadow.pages.counts.items() if name not in INSTANTS})
+    return found
+
+
+def _add(machine: Machine, name: str, value: int) -> None:
+    if machine.shadow is not None and name in machine.shadow.pages.counts:
+        machine.shadow.pages.counts[name] += value
+    else:
+        machine.stats[name] += value
+
+
+def _result(guest: Guest, machine: Machine, image: Image, n: int, executed: int) -> Run:
+    reasons = {reason_name(*reason): count for reason, count in sorted(machine.reasons.items()) if count}
+    counters = {"exits": sum(machine.reasons.values()), **dict.fromkeys(sorted(_NO_STATISTIC), 0)}
+    counters.update((name, value) for name, value in machine.counters().items() if value or name in INSTANTS)
+    report = None
+    if image.entries[0].area is not None:
+        report = Report(n, 0, guest.faults, guest.retries, tuple(guest.log[:MAX_FAULTS]), dict(guest.values))
+    rows = None if machine.events is None else tuple(machine.events)
+    return Run(n, reasons, counters, dict(machine.userspace), (report,), rows, executed)
+
+
+__all__ = ["INSTANTS", "Fault", "Run", "offers", "run"]
