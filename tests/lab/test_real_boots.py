@@ -17,6 +17,8 @@ from worldswitch.lab.jobs import Job, traced
 from worldswitch.lab.machine import Machine, Run, run
 
 PAIRS = 50
+CR_WRITES = ("CR_ACCESS", "write_cr0", "cr0_sel_write")
+"""Their exit reasons, as the kernel's tracepoint names them."""
 
 
 @once
@@ -49,13 +51,16 @@ def counting(spec: str = "cr0-wp") -> Job:
     return Job(words, {"program.img": image(spec)})
 
 
-def per_pair(done: Run, counter: str = "exits") -> float:
-    """A counter per pair, from the result the kit saved."""
+def writes_that_exit(done: Run) -> float:
+    """Exits per pair for writes to a control register, from the result the kit saved.
+
+    Others are left out: 5.10 keeps a second set of page tables for CR0.WP = 0, which costs page faults once.
+    """
     result = done.results[0]
     assert result.status in (0, 4), result.stderr.decode()
-    value = json.loads(result.files["result.json"])["results"][0]["per_op"][counter]
-    assert isinstance(value, int | float)
-    return value
+    reasons = json.loads(result.files["result.json"])["results"][0]["per_op"]["exits_by_reason"]
+    counts = [count for reason, count in reasons.items() if reason in CR_WRITES]
+    return sum(counts)
 
 
 @pytest.mark.needs("lab-amd")
@@ -64,7 +69,7 @@ def test_amd_counts_are_the_same_booted_saved_and_restored():
     fresh = run(chosen, [counting()], saved=False)
     first, second = (run(chosen, [counting()]) for _ in range(2))
     assert (fresh.restored, second.restored) == (False, True)
-    assert [per_pair(done) for done in (fresh, first, second)] == [2, 2, 2]
+    assert [writes_that_exit(done) for done in (fresh, first, second)] == [2, 2, 2]
 
 
 @pytest.mark.needs("lab-amd")
@@ -119,7 +124,7 @@ def test_events_are_recorded_inside(tmp_path):
 @pytest.mark.needs("lab-amd")
 @pytest.mark.parametrize("line", kernels())
 def test_every_kernel_boots_on_amd(line):
-    assert per_pair(run(machine(line, "amd"), [counting()])) == 2
+    assert writes_that_exit(run(machine(line, "amd"), [counting()])) == 2
 
 
 @pytest.mark.needs("lab-intel")
@@ -128,9 +133,9 @@ def test_every_kernel_boots_on_amd(line):
     [("5.10", "1", 2), ("6.1", "1", 0), ("6.1", "0", 2), ("6.12", "1", 0), ("7.2", "1", 0)],
 )
 def test_intel_counts_are_those_of_the_processors_own_ownership(line, ept, exits):
-    assert per_pair(run(machine(line, "intel", ept=ept), [counting()])) == exits
+    assert writes_that_exit(run(machine(line, "intel", ept=ept), [counting()])) == exits
 
 
 @pytest.mark.needs("lab-intel")
 def test_cet_is_owned_by_the_guest_on_the_kernel_that_has_it():
-    assert per_pair(run(machine("7.2", "intel"), [counting("cr4-cet")])) == 0
+    assert writes_that_exit(run(machine("7.2", "intel"), [counting("cr4-cet")])) == 0
