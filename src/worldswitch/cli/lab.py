@@ -129,7 +129,7 @@ def list_(check: bool, as_json: bool, as_python: bool) -> int:
         return 0
     from worldswitch.lab import cache
 
-    found = [entry for kind in ("kernels", "builds", "emulators", "userland", "tools") for entry in cache.entries(kind)]
+    found = [entry for kind in cache.kinds() for entry in cache.entries(kind)]
     damage = {entry.path: entry.damage(thorough=check) for entry in found}
     installed = _installed()
     if as_json:
@@ -232,9 +232,16 @@ def _table(found: list[Entry], damage: dict[Path, str | None], installed: list[d
     from worldswitch.report.tables import table
 
     rows = [
-        [entry.kind, entry.name, str(entry.about.get("what", "")), format_size(entry.size), damage[entry.path] or ""]
+        [entry.kind, entry.name, str(entry.about["what"]), format_size(entry.size), damage[entry.path] or ""]
         for entry in found
+        if "what" in entry.about
     ]
+    # What is made from the rest when it is needed has no name worth reading.
+    made = [entry for entry in found if "what" not in entry.about]
+    for kind in dict.fromkeys(entry.kind for entry in made):
+        those = [entry for entry in made if entry.kind == kind]
+        harm = next((told for entry in those if (told := damage[entry.path])), "")
+        rows.append([kind, "", f"{len(those)}, made when needed", format_size(sum(e.size for e in those)), harm])
     rows += [["installed", one["name"], f"{one['version']}, {one['path']}", "", ""] for one in installed]
     if not rows:
         return f"Nothing is in {printable(str(root))}; wsw lab fetch 6.12 gets a kernel.\n"

@@ -33,7 +33,7 @@ class Entry:
     """One complete entry of the cache.
 
     Attributes:
-        kind: ``"kernels"``, ``"builds"``, ``"emulators"``, ``"userland"`` or ``"tools"``.
+        kind: What sort of thing: ``"kernels"``, ``"builds"``, ``"emulators"``, ...
         name: Its name within the kind, such as a kernel's release.
         path: The folder.
         about: What was noted when it was stored: versions, packages, hashes; JSON values.
@@ -90,6 +90,15 @@ def find(kind: str, name: str) -> Entry | None:
         return Entry(kind, name, path, dict(document["about"]), files)
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
+
+
+def kinds() -> list[str]:
+    """The kinds there are entries of; kernels and what was built for them first."""
+    first = ["kernels", "builds", "buildroots", "emulators", "userland", "tools"]
+    with suppress(OSError):
+        there = sorted(path.name for path in root().iterdir() if path.is_dir() and entries(path.name))
+        return sorted(there, key=lambda kind: (first.index(kind) if kind in first else len(first), kind))
+    return []
 
 
 def entries(kind: str) -> list[Entry]:
