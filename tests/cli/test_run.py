@@ -388,7 +388,7 @@ class Fake:
 
 
 def run_fake(monkeypatch: pytest.MonkeyPatch, *steps: object, arguments: tuple[str, ...] = ()) -> Result:
-    monkeypatch.setattr("worldswitch.cli.run.machines", lambda names: [("fake", Fake(*steps))])
+    monkeypatch.setattr("worldswitch.cli.run.machines", lambda names, conditions: [("fake", Fake(*steps))])
     return run("cr0-wp", "--on", "fake", *arguments)
 
 
@@ -459,7 +459,7 @@ def test_progress_is_a_line_on_stderr(monkeypatch: pytest.MonkeyPatch) -> None:
             say("halfway")
             yield cell("6.1", 2)
 
-    monkeypatch.setattr("worldswitch.cli.run.machines", lambda names: [("fake", Slow())])
+    monkeypatch.setattr("worldswitch.cli.run.machines", lambda names, conditions: [("fake", Slow())])
     clock = iter(range(0, 1000, 7))
     monkeypatch.setattr("worldswitch.cli.progress.time.monotonic", lambda: next(clock))
     done = run("cr0-wp")

@@ -83,7 +83,7 @@ _OPTIONS = (
     click.option("--kernel-image", metavar="FILE", type=click.Path(path_type=Path), help="lab: a bzImage."),
     click.option("--modules", metavar="DIR", type=click.Path(path_type=Path), help="lab: its modules."),
     click.option("--smp", type=click.IntRange(1, 64), help="lab: CPUs of each machine.  [default: 1]"),
-    click.option("-j", "--jobs", type=click.IntRange(1, 256), help="lab: machines at once.  [default: 1]"),
+    click.option("-j", "--jobs", type=click.IntRange(1, 256), help="lab: machines at once.  [default: 2]"),
 )
 
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from worldswitch.cli import MISSING, USAGE
 from worldswitch.errors import MissingError, UsageError, WorldswitchError, printable
@@ -13,36 +13,59 @@ from worldswitch.kit.running import Failure, Settings, Work
 from worldswitch.record import resultfile
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from worldswitch.cli.lab_spots import Spot
     from worldswitch.lab.jobs import Job, JobResult
     from worldswitch.lab.machine import Machine, Run
     from worldswitch.record.result import Cell, Environment
 
 ON = "lab"
-MOST_PASSES, RUNS = 200, 2
-"""Passes of a program's body and timed runs unless asked for others: counts need few, and emulators are slow."""
+MOST_PASSES = 200
+"""Passes of a program's body unless asked for others: exact counts need few, and emulators are slow."""
 EMULATED = "times are the emulator's: they compare within one emulator, and say nothing of hardware"
-_IMAGE = "program.img"
+_NO_TIMES = 0
 
 
-def job(work: Work, settings: Settings) -> Job:
-    """What runs one program in the guest and prints its result."""
-    from worldswitch.lab.jobs import KIT, Job
+class Task(NamedTuple):
+    """Programs that one command of the field kit runs in the guest, guests' in this order."""
 
-    words = [KIT, "run", "--json", *_options(work, settings)]
-    if work.image is None:
-        return Job((*words, work.spec))
-    return Job((*words, "--image", _IMAGE), {_IMAGE: work.image.to_bytes()})
+    work: tuple[Work, ...]
+    job: Job
 
 
-def _options(work: Work, settings: Settings) -> Iterator[str]:
-    if work.image is not None:
-        yield from ("-n", str(settings.n or min(work.image.default_n, MOST_PASSES)))
-        yield from ("--repeat", str(settings.repeat or RUNS))
-        yield from ("--deadline", str(settings.deadline))
-        for name, shown in settings.features.items():
-            yield from ("--set", f"cpuid.{name}={shown:d}")
-        return
+def tasks(work: Sequence[Work], settings: Settings) -> list[Task]:
+    """All of *work*, in as few commands as can be, as each loads Python and the kit anew.
+
+    Times are only taken where :attr:`~worldswitch.kit.running.Settings.repeat` asks for them.
+    """
+    guests = tuple(one for one in work if one.image is not None)
+    others = [one for one in work if one.image is None]
+    found = [_guests(guests, settings)] if guests else []
+    return found + [Task((one,), _job((one.spec, *_create_vm(settings)), {})) for one in others]
+
+
+def _guests(work: tuple[Work, ...], settings: Settings) -> Task:
+    files: dict[str, bytes | Path] = {}
+    words = ["--repeat", str(_NO_TIMES if settings.repeat is None else settings.repeat)]
+    words += ["--deadline", str(settings.deadline)]
+    if settings.n is not None:
+        words += ["-n", str(settings.n)]
+    for name, shown in settings.features.items():
+        words += ["--set", f"cpuid.{name}={shown:d}"]
+    for place, one in enumerate(work):
+        assert one.image is not None
+        image = replace(one.image, default_n=min(one.image.default_n, MOST_PASSES))
+        files[_file(place)] = image.to_bytes()
+        words += ["--image", _file(place)]
+    return Task(work, _job(words, files))
+
+
+def _file(place: int) -> str:
+    return f"{place}.img"
+
+
+def _create_vm(settings: Settings) -> Iterator[str]:
     if settings.repeat is not None:
         yield from ("--repeat", str(settings.repeat))
     for name, value in settings.create_vm.items():
@@ -51,29 +74,41 @@ def _options(work: Work, settings: Settings) -> Iterator[str]:
             yield str(value)
 
 
-def cells(work: Work, result: JobResult, spot: Spot, machine: Machine, run: Run) -> Iterator[Cell | Failure]:
-    """What the kit said of *work*: cells, or why there are none."""
+def _job(words: Iterable[str], files: Mapping[str, bytes | Path]) -> Job:
+    from worldswitch.lab.jobs import KIT, Job
+
+    return Job((KIT, "run", "--json", *words), files)
+
+
+def outcomes(task: Task, result: JobResult, spot: Spot, machine: Machine, run: Run) -> Iterator[Cell | Failure]:
+    """What the kit said of each program of *task*: a cell, or why there is none."""
     from worldswitch.cli.lab_spots import in_spot
 
-    def failure(error: WorldswitchError) -> Failure:
-        return Failure(work.spec, in_spot(error, spot))
+    def failure(spec: str, error: WorldswitchError) -> Failure:
+        return Failure(spec, in_spot(error, spot))
 
     document = _document(result)
-    if document is None:
-        yield failure(_said(result))
-        return
+    failures = _failures(document, task) if document else {}
     try:
-        found = resultfile.loads(json.dumps(document))
+        found = resultfile.loads(json.dumps(document)) if document else None
     except resultfile.ResultFormatError as error:
-        yield failure(MissingError(f"the guest's result cannot be read: {error}"))
-        return
-    for cell in found.cells:
-        yield _here(cell, found.environment_of(cell), spot, machine, run)
-    for failed in document.get("failures", ()):
-        kind = UsageError if result.status == USAGE else MissingError
-        yield failure(kind(str(failed.get("error"))))
-    if not found.cells and not document.get("failures"):
-        yield failure(_said(result))
+        document, found, result = None, None, replace(result, stderr=f"its result cannot be read: {error}".encode())
+    cells = iter(found.cells if found else ())
+    for one in task.work:
+        if one.spec in failures:
+            kind = UsageError if result.status == USAGE else MissingError
+            yield failure(one.spec, kind(failures[one.spec]))
+        elif found and (cell := next(cells, None)):
+            yield _here(cell, found.environment_of(cell), spot, machine, run)
+        else:
+            yield failure(one.spec, _said(result))
+
+
+def _failures(document: Mapping[str, Any], task: Task) -> dict[str, str]:
+    """Spec of each program that failed -> why; the kit knows guests by their files."""
+    specs = {_file(place): one.spec for place, one in enumerate(task.work) if one.image is not None}
+    told = document.get("failures", ())
+    return {specs.get(one["program"], one["program"]): str(one["error"]) for one in told}
 
 
 def _document(result: JobResult) -> dict[str, Any] | None:
@@ -92,7 +127,7 @@ def _said(result: JobResult) -> WorldswitchError:
         return UsageError(said)
     if result.status == MISSING:
         return MissingError(said)
-    return MissingError(f"the field kit ended with status {result.status} in the guest and no result: {said}")
+    return MissingError(f"the guest's field kit ended with status {result.status} and no result: {said}")
 
 
 def _here(cell: Cell, around: Environment, spot: Spot, machine: Machine, run: Run) -> Cell:
@@ -114,7 +149,7 @@ def _here(cell: Cell, around: Environment, spot: Spot, machine: Machine, run: Ru
 def _stamp(machine: Machine, run: Run) -> Iterator[tuple[str, str]]:
     """What the machine was, beyond what its kernel says of itself."""
     yield "emulator", run.emulator
-    yield "clock", "emulated"
+    yield "clock", EMULATED
     yield "restored", "yes" if run.restored else "no"
     yield "cpus", str(machine.smp)
     yield "memory", f"{machine.memory} MiB"

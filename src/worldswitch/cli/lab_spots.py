@@ -33,10 +33,17 @@ class Spot:
     conditions: Conditions = field(default_factory=Conditions, repr=False)
 
     @property
-    def name(self) -> str:
-        """What tells it from the others, in words."""
+    def words(self) -> tuple[str, ...]:
+        """What tells it from the others."""
         mmu = "" if self.place.mmu == "default" else self.place.mmu
-        return " ".join(word for word in (self.place.kernel, self.place.cpu, mmu, self.build) if word)
+        own = self.conditions.kernel_image
+        kernel = own.name if own else self.place.kernel
+        return tuple(word for word in (kernel, self.place.cpu, mmu, self.build) if word)
+
+    @property
+    def name(self) -> str:
+        """The same as one text."""
+        return " ".join(self.words)
 
     def machine(self, tools: tuple[str, ...], kit: Kit) -> Machine:
         """The machine.

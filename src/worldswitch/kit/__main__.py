@@ -53,7 +53,7 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--image", action="append", default=[], metavar="FILE", help="an assembled program")
     run.add_argument("--on", choices=("kvm",), default="kvm", help="where to run")
     run.add_argument("-n", type=_number(1, words.LARGEST_N), help="units to run")
-    run.add_argument("--repeat", type=_number(1, words.MOST_RUNS), help="runs that count")
+    run.add_argument("--repeat", type=_number(0, words.MOST_RUNS), help="runs that are timed; 0 only counts")
     run.add_argument("--set", action="append", default=[], metavar="cpuid.FEATURE=0|1", help="hide or show it")
     run.add_argument("--deadline", type=float, default=words.DEADLINE, metavar="S", help="seconds a run may take")
     run.add_argument("--json", action="store_true", help="print JSON with stable keys")
