@@ -21,6 +21,7 @@ from worldswitch.guest.operations import (
 )
 from worldswitch.guest.program import Pages, Program, Space, State, Vcpu
 from worldswitch.kvm.policy import Policy
+from worldswitch.kvm.shadow_pages import most_pages
 from worldswitch.kvm.vcpu import Run, run
 from worldswitch.x86.registers import CR4, bit_mask
 
@@ -190,3 +191,26 @@ def test_a_guest_fault_is_injected_and_counted() -> None:
         got = _run(kernel, Load(VA), pages=(Pages(VA, PA, present=False),), n=5)
         assert got.counters["pf_guest"] == 5
         assert got.reports[0] is not None and got.reports[0].faults == 5
+
+
+def test_invlpg_flushes_if_something_was_lost() -> None:
+    """Rule shadow-invlpg."""
+    # The second pair of writes gives back what the first took; the table is out of step from the first on.
+    off, on = WriteEntry("main", VA, clear=("W",)), WriteEntry("main", VA, set=("W",))
+    body = (off, Invlpg(VA), on, Invlpg(VA), Store(VA))
+    for kernel, each in (("5.10", 2), ("6.1", 2), ("6.12", 1), ("7.2", 1)):
+        ten, twenty = (_run(kernel, *body, n=n).counters["tlb_flush"] for n in (10, 20))
+        assert twenty - ten == 10 * each, kernel
+
+
+def test_the_oldest_pages_make_room() -> None:
+    """Rule shadow-page-limit."""
+    assert [most_pages(frames) for frames in (512, 3250, 1 << 20)] == [64, 65, 20971]
+    # Each space takes three pages of its own for each value of WP: twelve of them are more than 81.
+    spaces = tuple(Space(f"space{i}", (Pages(VA, PA),)) for i in range(12))
+    body = [step for i in (*range(1, 12), 0) for step in (SwitchSpace(f"space{i}"), Load(VA))]
+    flips = (WriteCr(0, toggle=("WP",)), *body)
+    few, many = (_run("6.12", *steps, spaces=spaces, n=10).counters for steps in (body, flips))
+    assert few["mmu_recycled"] == 0 and many["mmu_recycled"] > 0
+    assert many["mmu_shadow_zapped"] == many["mmu_recycled"]
+    assert many["mmu_shadow_pages"] <= most_pages(16 << 20 >> 12)

@@ -33,7 +33,11 @@ class Machine(Protocol):
         """
 
 
-_HOMES = {"kvm": ("worldswitch.cli.on_kvm", "OnKvm"), "lab": ("worldswitch.cli.on_lab", "OnLab")}
+_HOMES = {
+    "kvm": ("worldswitch.cli.on_kvm", "OnKvm"),
+    "lab": ("worldswitch.cli.on_lab", "OnLab"),
+    "model": ("worldswitch.cli.on_model", "OnModel"),
+}
 """Name after ``--on`` -> where its class is; imported when it is asked for, and called with the conditions."""
 
 

@@ -20,6 +20,7 @@ from worldswitch.kvm import register_writes as writes
 from worldswitch.kvm.instruction_sites import rip_of
 from worldswitch.kvm.intercepts import dr_exit, instruction_exit
 from worldswitch.kvm.machine import GuestFault, Machine, NotModelled
+from worldswitch.kvm.recurrence import repeat
 from worldswitch.x86.access import Kind
 from worldswitch.x86.memory import Memory
 from worldswitch.x86.paging import ADDRESS, FIVE_LEVEL, FOUR_LEVEL, KEY, KEY_SHIFT, PRESENT, TABLE_SIZE, USER, WRITABLE
@@ -41,6 +42,7 @@ class Step(NamedTuple):
     Attributes:
         code: Addresses on each page of its code for CPL 0, then those for CPL 3.
         body: What is in a block.
+        masks: Bits that a write to a register or an entry clears, sets and toggles.
     """
 
     operation: ops.Operation
@@ -48,10 +50,14 @@ class Step(NamedTuple):
     code: tuple[int, ...]
     user_code: tuple[int, ...]
     body: tuple[Step, ...] = ()
+    masks: tuple[int, int, int] = (0, 0, 0)
 
 
 class Guest:
     """One vCPU's program under way.
+
+    Args:
+        whole: Execute every pass of repeats.
 
     Attributes:
         faults: Exceptions met; *log* has the first of them.
@@ -59,13 +65,13 @@ class Guest:
         period: Passes after which accesses that move with the pass start over.
     """
 
-    def __init__(self, machine: Machine, program: Program, image: Image) -> None:
-        self.m, self.program, self.image = machine, program, image
+    def __init__(self, machine: Machine, program: Program, image: Image, whole: bool = False) -> None:
+        self.m, self.program, self.image, self._whole = machine, program, image, whole
         self.entry = image.entries[0]
         self.bare = self.entry.area is None
         self.window = 0 if program.layout else WINDOWS[program.mode]
         self.believed = {0: self.entry.cr0, 4: self.entry.cr4}
-        self.faults = self.retries = self.passes = 0
+        self.faults = self.retries = 0
         self.log: list[Fault] = []
         self.values: dict[str, int] = {}
         self._index = self._pass = 0
@@ -113,13 +119,23 @@ class Guest:
         self._halt(last=True)
 
     def state(self) -> tuple[object, ...]:
-        """What the program's own registers hold, as one value to compare; and how far the log of faults has got."""
-        logged = min(self.faults, layout.MAX_FAULTS)
-        return self.believed[0], self.believed[4], logged, tuple(sorted(self.values.items()))
+        """What the program's own registers hold, as one value to compare; and which page the log of faults is at."""
+        page = _log_page(self.faults) if self.faults < layout.MAX_FAULTS else -1
+        return self.believed[0], self.believed[4], page, tuple(sorted(self.values.items()))
+
+    def log_room(self) -> int:
+        """How many more faults can be logged on the page of the last, or at all once the log is full."""
+        if self.faults >= layout.MAX_FAULTS:
+            return 1 << 62
+        end = (_log_page(self.faults - 1) + 1) * PAGE - layout.FAULT_LOG
+        return max(0, min(-(-end // layout.FAULT.size), layout.MAX_FAULTS) - self.faults)
 
     def repeat_faults(self, faults: int, retries: int, times: int) -> None:
         """Count the last *faults* exceptions and *retries* again, *times* times."""
-        # The log is full, or nothing faults: else the state would not have recurred.
+        if self.faults == len(self.log) and faults:
+            recent = self.log[-faults:]
+            self.log += recent * min(times, -(-(layout.MAX_FAULTS - len(self.log)) // faults))
+            del self.log[layout.MAX_FAULTS :]
         self.faults += faults * times
         self.retries += retries * times
 
@@ -141,42 +157,59 @@ class Guest:
         else:
             self._attempt(step, user=False)
 
-    def _attempt(self, step: Step, user: bool) -> None:
+    def _attempt(self, step: Step, user: bool) -> bool:
+        """Run one operation, again after a fix that says so; False if it was skipped in the end."""
         retried = False
         while True:
             try:
-                for address in step.user_code if user else step.code:
-                    self._fetch_code(address, user)
+                if user:
+                    for address in step.user_code:
+                        self.m.fetch(address, True)
+                else:
+                    self._fetch_code(step.code)
                 self.m.rip = step.user_code[0] if user else step.code[0] if step.code else self.entry.rip
                 _DO[type(step.operation)](self, step, user)
             except GuestFault as fault:
                 if self._handled(fault, step, user, retried):
                     retried = True
                     continue
-            return
+                return False
+            return True
 
-    def _fetch_code(self, address: int, user: bool) -> None:
-        self.m.fetch(address, user)
+    def _fetch_code(self, pages: Sequence[int]) -> None:
+        """Fetch the program's own code for CPL 0; what the processor remembers of it is enough almost always."""
+        remembered = self.m.tlb.now
+        for address in pages:
+            known = remembered.get(address >> 12)
+            if known is None or known.user or not (known.executable and known.host_executable):
+                self.m.fetch(address)
+                remembered = self.m.tlb.now
 
-    def _repeat(self, step: Step, repeat: ops.Repeat) -> None:
+    def _repeat(self, step: Step, block: ops.Repeat) -> None:
         outer = self._index
-        for address in step.code[:1]:
-            self._fetch_code(address, False)
-        for number in range(repeat.count):
+        self._fetch_code(step.code[:1])
+
+        def one(number: int) -> None:
             self._index = number
             self._run_all(step.body)
+
+        repeat(self, block.count, one, self._whole)
         self._index = outer
 
     def _round_trip(self, block: Step, body: Sequence[Step]) -> None:
         """To CPL 3 by IRET, and back by INT3, which KVM leaves to the guest."""
         self._push(5)
-        for address in block.code:
-            self._fetch_code(address, False)
+        self._fetch_code(block.code)
         self._descriptors()
         for step in body:
-            self._attempt(step, user=True)
+            if self._attempt(step, user=True):
+                continue
+            if step is block:
+                return  # what faults alone at CPL 3 is resumed behind the way back
+            self._push(5)
+            self._descriptors()
         for address in block.user_code[-1:]:
-            self._fetch_code(address, True)
+            self.m.fetch(address, True)
         self._interrupt(3)
 
     # ---- exceptions
@@ -201,7 +234,10 @@ class Guest:
             self._pop()
             return False
         outer, self._index, self._in_fix = self._index, self._pass, True
+        self._variables()
+        self._push(6)
         self._run_all(fix)
+        self._variables()
         self._index, self._in_fix = outer, False
         if handler.retry:
             self.retries += 1
@@ -214,11 +250,14 @@ class Guest:
         self.m.load(self.entry.idt[0] + 16 * vector, 8)
         self._descriptors()
         self._push(5)
-        for address in self._stubs[vector]:
-            self._fetch_code(address, False)
+        self._fetch_code(self._stubs[vector])
 
     def _descriptors(self) -> None:
         self.m.load(self.entry.gdt[0], 8)
+
+    def _variables(self) -> None:
+        """The handler's variables, on the page of the descriptors."""
+        self.m.translate(self.entry.gdt[0], Kind.WRITE, False)
 
     def _push(self, words: int) -> None:
         self.m.translate(self.entry.rsp - 8 * words, Kind.WRITE, False)
@@ -268,8 +307,8 @@ class Guest:
         if operation.value is not None:
             value = operation.value
         else:
-            value = self.believed[operation.cr] & ~bit_mask(operation.cr, *operation.clear)
-            value = (value | bit_mask(operation.cr, *operation.set)) ^ bit_mask(operation.cr, *operation.toggle)
+            clear, set_, toggle = step.masks
+            value = (self.believed[operation.cr] & ~clear | set_) ^ toggle
         writes.write_cr(self.m, operation.cr, value)
         if operation.cr != 8:
             self.believed[operation.cr] = value
@@ -320,11 +359,7 @@ class Guest:
         """A store into the guest's own page tables."""
         write: Any = step.operation
         at = self.window + self._tables.entry(write.space, write.va, write.level)
-        clear, set_, toggle = (flag_mask(names) for names in (write.clear, write.set, write.toggle))
-        if write.pa is not None:
-            clear, set_ = clear | ADDRESS, set_ | write.pa & ADDRESS
-        if write.key is not None:
-            clear, set_ = clear | KEY, set_ | write.key << KEY_SHIFT
+        clear, set_, toggle = step.masks
         self.m.store(at, (self.m.load(at, 8) & ~clear | set_) ^ toggle, 8)
 
     def read_entry(self, step: Step, _: bool) -> None:
@@ -356,7 +391,7 @@ class Guest:
     def cpuid(self, step: Step, _: bool) -> None:
         """CPUID."""
         self._always("cpuid")
-        self.m.enter()
+        self.m.skip_instruction()
         self.keep(step, None)
 
     def _always(self, word: str) -> None:
@@ -373,7 +408,7 @@ class Guest:
             names = ("a0", "a1", "a2", "a3")
             given = (*operation.args, 0, 0, 0, 0)[:4]
             self.m.event("kvm_hypercall", {"nr": operation.nr, **dict(zip(names, given, strict=True))})
-        self.m.enter()
+        self.m.skip_instruction()
         self.keep(step, 0 if operation.nr == _POLLED else _ENOSYS)
 
     def port(self, step: Step, _: bool) -> None:
@@ -393,7 +428,7 @@ class Guest:
         self.m.stats["halt_exits"] += 1
         self.m.to_userspace("HLT")
         if not last:
-            self.m.enter()
+            self.m.skip_instruction()
 
     def debug_register(self, step: Step, _: bool) -> None:
         """MOV to and from debug registers."""
@@ -448,7 +483,7 @@ class _Pieces:
             body = self.steps(operation.body, path, ".")
         elif isinstance(operation, ops.User):
             body = tuple(self._step(inner, f"{path}.{i}", True) for i, inner in enumerate(operation.body))
-        return Step(operation, path, code, user_code, body)
+        return Step(operation, path, code, user_code, body, _masks(operation))
 
     def stubs(self, idt: int, vectors: int = 32) -> tuple[tuple[int, ...], ...]:
         """For each vector the pages of its handler's code: from its stub to the end of all code."""
@@ -462,6 +497,27 @@ class _Pieces:
             ends = (s.gpa + len(s.data) for s in self._image.segments if s.gpa <= gpa < s.gpa + len(s.data))
             found.append(_pages(stub, next(ends) - gpa))
         return tuple(found)
+
+
+def _log_page(number: int) -> int:
+    """The page of the result area that the entry of a fault begins on."""
+    return (layout.FAULT_LOG + layout.FAULT.size * number) // PAGE
+
+
+def _masks(operation: ops.Operation) -> tuple[int, int, int]:
+    if isinstance(operation, ops.WriteCr) and operation.value is None:
+        clear, set_, toggle = (
+            bit_mask(operation.cr, *names) for names in (operation.clear, operation.set, operation.toggle)
+        )
+        return clear, set_, toggle
+    if not isinstance(operation, ops.WriteEntry):
+        return 0, 0, 0
+    clear, set_, toggle = (flag_mask(names) for names in (operation.clear, operation.set, operation.toggle))
+    if operation.pa is not None:
+        clear, set_ = clear | ADDRESS, set_ | operation.pa & ADDRESS
+    if operation.key is not None:
+        clear, set_ = clear | KEY, set_ | operation.key << KEY_SHIFT
+    return clear, set_, toggle
 
 
 def _pages(at: int, length: int) -> tuple[int, ...]:

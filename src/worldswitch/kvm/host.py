@@ -20,12 +20,14 @@ class Host:
         itlb_multihit: The processor has the bug that ``nx_huge_pages=auto`` looks for; None: Intel's have it.
         accessed_bits: EPT or NPT have accessed and dirty bits.
         decode_assists: SVM only: an intercepted MOV to CR names its register, so that KVM need not emulate it.
+        next_rip: SVM only: an exit says where the next instruction is, so that KVM need not emulate to get there.
     """
 
     huge_pages: bool = True
     itlb_multihit: bool | None = None
     accessed_bits: bool = True
     decode_assists: bool = True
+    next_rip: bool = True
 
 
 @rule(

@@ -12,12 +12,12 @@ from typing import Any
 
 from worldswitch.errors import UsageError
 from worldswitch.kvm.backing import Backing
-from worldswitch.kvm.control_registers import Flush
+from worldswitch.kvm.control_registers import Flush, Outcome
 from worldswitch.kvm.guest_walk import Walk, Walker, walk
 from worldswitch.kvm.host import Host
 from worldswitch.kvm.intercepts import Reason, exception_exit, violation_exit
-from worldswitch.kvm.permissions import Permissions, W
-from worldswitch.kvm.policy import Policy
+from worldswitch.kvm.permissions import RSVD, P, Permissions, W
+from worldswitch.kvm.policy import Policy, Vendor
 from worldswitch.kvm.roles import permissions, shadow_root_role, tdp_root_role
 from worldswitch.kvm.shadow import EMULATE, FIXED, INVALID, Shadow
 from worldswitch.kvm.tdp import Tdp
@@ -43,7 +43,10 @@ from worldswitch.x86.tlb import Tlb, Translation
 GP, PF = 13, 14
 _WP = bit_mask(CR0, "WP")
 _PGE, _LA57, _SMEP, _SMAP, _PKE = (bit_mask(CR4, name) for name in ("PGE", "LA57", "SMEP", "SMAP", "PKE"))
+_DECIDING = _SMEP | _SMAP | _PKE
 _NXE = bit_mask(EFER, "NXE")
+INSTANTS = frozenset(("pages_4k", "pages_2m", "nx_lpage_splits", "mmu_unsync", "mmu_shadow_pages"))
+"""Counters that say what there is, not how often something happened."""
 _MOST_FAULTS = 64
 """One access needs a fault for each level at most; more are a fault of the model."""
 
@@ -74,6 +77,7 @@ class Machine:
         events: Rows (event, fields) in order, None if they are not kept.
         rip: What events give as guest_rip.
         dr_given: The guest has the debug registers since the last exit.
+        judged: Register writes judged before, by all that decides about them.
     """
 
     def __init__(
@@ -93,12 +97,12 @@ class Machine:
         self._requests: set[str] = set()
         self._controls: Controls | None = None
         self._in_hardware: Controls | None = None
+        self._seen: dict[tuple[int, ...], Controls] = {}
+        self.judged: dict[tuple[int, ...], tuple[Outcome, bool]] = {}
         self._permissions: Permissions | None = None
         self.tdp = Tdp(policy, host, backing) if policy.tdp else None
         self.shadow = (
-            None
-            if policy.tdp
-            else Shadow(policy, host, backing, memory, self.walker, self.flush_all, lambda: self.request("reload"))
+            None if policy.tdp else Shadow(policy, host, backing, memory, self.walker, self.flush_all, self.request)
         )
 
     # ---- registers
@@ -116,15 +120,12 @@ class Machine:
     def controls(self) -> Controls:
         """The guest's bits that decide about accesses."""
         if self._controls is None:
-            self._controls = Controls(
-                bool(self.cr0 & _WP),
-                bool(self.cr4 & _SMEP),
-                bool(self.cr4 & _SMAP),
-                bool(self.cr4 & _PKE),
-                bool(self.efer & _NXE),
-                self.ac,
-                self.pkru,
-            )
+            key = (self.cr0 & _WP, self.cr4 & _DECIDING, self.efer & _NXE, self.ac, self.pkru)
+            self._controls = self._seen.get(key)
+            if self._controls is None:
+                smep, smap, pke = (bool(self.cr4 & bit) for bit in (_SMEP, _SMAP, _PKE))
+                wp, nxe = bool(self.cr0 & _WP), bool(self.efer & _NXE)
+                self._controls = self._seen[key] = Controls(wp, smep, smap, pke, nxe, self.ac, self.pkru)
         return self._controls
 
     @property
@@ -177,7 +178,7 @@ class Machine:
 
     def flush_all(self) -> None:
         """KVM has every vCPU flush: kvm_flush_remote_tlbs."""
-        self.stats["remote_tlb_flush"] += 1
+        self.stats["remote_tlb_flush_requests"] += 1
         self.request("flush")
 
     def unload(self, reset: bool = False) -> None:
@@ -315,12 +316,12 @@ class Machine:
 
     def _violation_code(self, fetch: bool, table: bool) -> int:
         """Exit qualification, or EXITINFO1: what was done. The walk itself writes, for A and D."""
-        if self.policy.vendor == "intel":
+        if self.policy.vendor is Vendor.INTEL:
             return 0x4 if fetch else 0x83 if table else 0x181
         return (0x1_0000_0000 | 0x14 if fetch else 0x2_0000_0006) if fetch or table else 0x1_0000_0004
 
     def _violation_info(self, code: int, gpa: int) -> tuple[int, int]:
-        return (code, 0) if self.policy.vendor == "intel" else (code, gpa)
+        return (code, 0) if self.policy.vendor is Vendor.INTEL else (code, gpa)
 
     def _page_fault_event(self, address: int, code: int) -> None:
         if self.events is not None:
@@ -338,6 +339,7 @@ class Machine:
             code = page_fault([entry], kind, user, self._hardware, 1)
             if code is None:
                 assert found is not None
+                self.shadow.used(found, kind is Kind.WRITE)
                 span = 9 * (found.level - 1)
                 gfn = found.leaf.gfn | va >> 12 & (1 << span) - 1
                 return Translation(gfn, bool(rights & 2), bool(rights & 4), bool(rights & 1), True, span=12 + span)
@@ -366,6 +368,10 @@ class Machine:
             return True
         if outcome == INVALID:
             self.stats["pf_guest"] += 1
+            if guest_code & (P | RSVD) == P:
+                # As the processor forgets the translation that faulted (kvm_inject_emulated_page_fault).
+                self.shadow.invalidate(va, previous=False)
+                self.tlb.forget(va)
             self.inject(PF, guest_code)
             raise GuestFault(PF, guest_code, va)
         self.stats["pf_fixed" if outcome == FIXED else "pf_spurious"] += 1
@@ -414,6 +420,12 @@ class Machine:
         """KVM's emulator runs an instruction."""
         self.stats["insn_emulation"] += 1
         self.event("kvm_emulate_insn", {"rip": self.rip, "csbase": 0, "flags": 9, "failed": False})
+
+    def skip_instruction(self) -> None:
+        """KVM goes on behind the instruction that exited."""
+        if self.policy.vendor is Vendor.AMD and not self.host.next_rip:
+            self.emulated_instruction()
+        self.enter()
 
     def inject(self, vector: int, code: int) -> None:
         """Enter the guest with an exception."""

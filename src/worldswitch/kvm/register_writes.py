@@ -7,7 +7,7 @@ done.
 
 from __future__ import annotations
 
-from worldswitch.kvm.control_registers import After, Flush, MmuWork, write
+from worldswitch.kvm.control_registers import After, Flush, MmuWork, Outcome, write
 from worldswitch.kvm.intercepts import Reason, cr_exit, instruction_exit, msr_exit, short_cr0_write_exit
 from worldswitch.kvm.machine import GP, GuestFault, Machine, NotModelled, keeps_global, pcid_of
 from worldswitch.kvm.policy import Policy, Vendor
@@ -41,33 +41,45 @@ def write_cr(m: Machine, cr: int, value: int) -> None:
     if cr == 8:
         _write_cr8(m, value)
         return
-    old = m.cr0 if cr == CR0 else m.cr4
-    outcome = write(m.policy, cr, old, value)
-    if not outcome.exits:
+    outcome, refused = _judged(m, cr, value)
+    if outcome.reason is None:
+        if refused:
+            raise GuestFault(GP)
         _set_by_processor(m, cr, value)
-        return
-    assert outcome.reason is not None
-    _intercepted(m, outcome.reason, cr, value, old, After(outcome.mmu, outcome.flush))
+    else:
+        _intercepted(m, outcome.reason, cr, value, refused, outcome)
+
+
+def _judged(m: Machine, cr: int, value: int) -> tuple[Outcome, bool]:
+    """What a write leads to, and whether KVM, or the processor where KVM does not see it, refuses it."""
+    key = (cr, value, m.cr0, m.cr4, m.cr3 & control.PCID, m.efer)
+    found = m.judged.get(key)
+    if found is None:
+        outcome = write(m.policy, cr, m.cr0 if cr == CR0 else m.cr4, value)
+        if outcome.exits:
+            refused = refuses_cr0(m.policy, m.now, value) if cr == CR0 else refuses_cr4(m.policy, m.now, value)
+        elif cr == CR0:
+            refused = control.refuses_cr0(m.now, value)
+        else:
+            refused = control.refuses_cr4(m.now, value, reserved(m.policy))
+        found = m.judged[key] = (outcome, refused)
+    return found
 
 
 def _set_by_processor(m: Machine, cr: int, value: int) -> None:
     if cr == CR0:
-        if control.refuses_cr0(m.now, value):
-            raise GuestFault(GP)
         m.cr0 = value | _ET
     else:
-        if control.refuses_cr4(m.now, value, reserved(m.policy)):
-            raise GuestFault(GP)
         if (m.cr4 ^ value) & _PGE:
             m.tlb.flush_all()
         m.cr4 = value
     m.mode_changed()
 
 
-def _intercepted(m: Machine, reason: Reason, cr: int, value: int, old: int, after: After) -> None:
+def _intercepted(m: Machine, reason: Reason, cr: int, value: int, refused: bool, outcome: Outcome) -> None:
+    old = m.cr4
     m.exit(reason, _qualification(reason, cr, write=True))
     _show_cr_write(m, cr, value)
-    refused = refuses_cr0(m.policy, m.now, value) if cr == CR0 else refuses_cr4(m.policy, m.now, value)
     if refused:
         m.inject(GP, 0)
         raise GuestFault(GP)
@@ -78,7 +90,7 @@ def _intercepted(m: Machine, reason: Reason, cr: int, value: int, old: int, afte
     else:
         m.cr4 = value
     m.mode_changed()
-    _after(m, after)
+    _after(m, After(outcome.mmu, outcome.flush))
     if cr == CR4 and (old ^ value) & (_PGE | _PCIDE | _SMEP):
         m.tlb.flush_all()
     m.enter()
@@ -213,6 +225,8 @@ def invlpg(m: Machine, va: int) -> None:
     if reason is not None:
         assert m.shadow is not None
         m.exit(reason, va)
+        if m.policy.vendor is Vendor.AMD and not m.host.decode_assists:
+            m.emulated_instruction()
         m.stats["invlpg"] += 1
         m.shadow.invalidate(va)
     m.tlb.forget(va)
@@ -298,7 +312,7 @@ def write_msr(m: Machine, msr: int, value: int) -> None:
     else:
         m.msrs[msr] = value
     if reason is not None:
-        m.enter()
+        m.skip_instruction()
 
 
 def read_msr(m: Machine, msr: int) -> int | None:
@@ -315,7 +329,7 @@ def read_msr(m: Machine, msr: int) -> int | None:
         if unknown:
             m.inject(GP, 0)
         else:
-            m.enter()
+            m.skip_instruction()
     if unknown:
         raise GuestFault(GP)
     return m.efer if msr == EFER else m.msrs.get(msr)

@@ -26,10 +26,12 @@ INVALID, FIXED, EMULATE, SPURIOUS = "invalid", "fixed", "emulate", "spurious"
 
 
 class Found(NamedTuple):
-    """Where the processor's walk ended: the leaf with its level, or None."""
+    """Where the processor's walk ended: the leaf with its level, its page and its index there."""
 
     leaf: Leaf
     level: int
+    page: Page
+    at: int
 
 
 class Shadow:
@@ -53,17 +55,18 @@ class Shadow:
         memory: Memory,
         walker: Callable[[], Walker],
         flush: Callable[[], None],
-        reload: Callable[[], None],
+        request: Callable[[str], None],
     ) -> None:
         self._policy, self._backing, self._memory, self._walker = policy, backing, memory, walker
         self._nx = nx_active(policy, host)
-        self.pages = Pages(policy, memory, lambda: walker().controls, flush, reload)
+        self.pages = Pages(policy, memory, lambda: walker().controls, flush, request)
         self.roots: Roots[Page] = Roots(policy, _free)
 
     # ---- roots
 
     def load(self, cr3: int, role: PageRole) -> None:
         """Load the root that shadows the guest's, and bring what it holds in step (kvm_mmu_load)."""
+        self.pages.make_room()
         page = self.pages.get(cr3 >> 12 & (1 << 40) - 1, role)
         page.users += 1
         self.roots.current = Root(cr3, page)
@@ -86,12 +89,19 @@ class Shadow:
         assert self.roots.current is not None
         page = self.roots.current.page
         while True:
-            entry = page.entries.get(_index(va, page.role.level))
+            index = _index(va, page.role.level)
+            entry = page.entries.get(index)
             if entry is None:
                 return None
             if isinstance(entry, Leaf):
-                return Found(entry, page.role.level)
+                return Found(entry, page.role.level, page, index)
             page = entry
+
+    @staticmethod
+    def used(found: Found, write: bool) -> None:
+        """The processor translates by a leaf, and marks it."""
+        if not found.leaf.accessed or (write and not found.leaf.dirty):
+            found.page.entries[found.at] = found.leaf._replace(accessed=True, dirty=found.leaf.dirty or write)
 
     # ---- faults
 
@@ -113,6 +123,7 @@ class Shadow:
 
     def _fetch(self, va: int, code: int, found: Walk, small: bool) -> str:
         """Build the pages down to the leaf, and map."""
+        self.pages.make_room()
         page = self._guest_levels(va, found)
         level, index = found.level, _index(va, found.level)
         disallowed = bool(code & F) and self._nx
@@ -168,17 +179,22 @@ class Shadow:
         level = page.role.level
         gfn = found.gfn >> 9 * (level - 1) << 9 * (level - 1)
         rights, protected = self._granted(page, index, gfn, found.rights, prefetch=False)
-        leaf = Leaf(gfn, rights)
-        same = page.entries.get(index) == leaf
         old = page.entries.get(index)
+        leaf = Leaf(gfn, rights, True, self._dirty(old, gfn, rights))
+        same = old == leaf
         self.pages.set_leaf(page, index, leaf)
-        if isinstance(old, Leaf) and (old.gfn != gfn or old.rights & ~rights):
+        if isinstance(old, Leaf) and (old.gfn != gfn or old.rights & ~rights & W_RIGHT):
             self.pages.flush()
         outcome = EMULATE if protected and code & W else FIXED
         if same and outcome == FIXED:
             return SPURIOUS
         self._prefetch(page, index)
         return outcome
+
+    def _dirty(self, old: Leaf | Page | None, gfn: int, rights: int) -> bool:
+        """Whether an entry is made with D set: if it is writable, but on newer kernels not where it was so before."""
+        was_writable = isinstance(old, Leaf) and old.gfn == gfn and bool(old.rights & W_RIGHT)
+        return bool(rights & W_RIGHT) and not (was_writable and self._policy.has("shadow-protected-map-keeps-tlb"))
 
     def _granted(self, page: Page, index: int, gfn: int, rights: int, prefetch: bool) -> tuple[int, bool]:
         """The rights to map with, and whether writing was taken from them."""
@@ -188,6 +204,8 @@ class Shadow:
         if rights & W_RIGHT and not (isinstance(old, Leaf) and old.gfn == gfn and old.rights & W_RIGHT):
             frames = range(gfn, gfn + (1 << 9 * (page.role.level - 1)))
             if not all(self.pages.writable(frame, prefetch) for frame in frames if self.pages.of(frame)):
+                if not self._policy.has("shadow-protected-map-keeps-tlb"):
+                    self.pages.request("current")
                 return rights & ~W_RIGHT, True
         return rights, False
 
@@ -226,14 +244,15 @@ class Shadow:
 
     def _map_ahead(self, page: Page, index: int, gfn: int, rights: int) -> None:
         rights, _ = self._granted(page, index, gfn, rights, prefetch=True)
-        self.pages.set_leaf(page, index, Leaf(gfn, rights))
+        self.pages.set_leaf(page, index, Leaf(gfn, rights, dirty=bool(rights & W_RIGHT)))
 
     # ---- INVLPG
 
-    def invalidate(self, va: int) -> None:
-        """INVLPG: what the current root and those before it have of *va* out of step is dropped and read again."""
-        for root in self.roots.all():
-            self._invalidate(root.page, va)
+    def invalidate(self, va: int, previous: bool = True) -> None:
+        """INVLPG: bring in step what the current root, and with *previous* those before it, have of *va*."""
+        for root in self.roots.all() if previous else [self.roots.current]:
+            if root is not None:
+                self._invalidate(root.page, va)
 
     def _invalidate(self, page: Page, va: int) -> None:
         while True:
@@ -242,9 +261,8 @@ class Shadow:
             if isinstance(entry, Page):
                 page = entry
                 continue
-            if page.unsync and self.pages.drop(page, index):
-                self.pages.flush()
-                self.map_neighbour(page, index)
+            if page.unsync and entry is not None:
+                invalidate_entry(self._policy, self, page, index)
             return
 
     def state(self) -> object:
@@ -260,6 +278,28 @@ def _free(page: Page) -> None:
 
 def _index(va: int, level: int) -> int:
     return va >> 12 + 9 * (level - 1) & 511
+
+
+@rule(
+    id="shadow-invlpg",
+    sentence="INVLPG brings the entry of a page that is out of step in step, and flushes if that lost something; on "
+    "old kernels it drops the entry, flushes and maps it again.",
+    depends=("invlpg-syncs",),
+    source='Since Linux commit 4731d4c7a077 ("KVM: MMU: out of sync shadow core") (v2.6.28), INVLPG works on pages '
+    "that are "
+    "out of step. Before that, there were none.",
+    since="5.4",
+    tested="tests/kvm/test_shadow.py::test_invlpg_flushes_if_something_was_lost",
+)
+def invalidate_entry(policy: Policy, shadow: Shadow, page: Page, index: int) -> None:
+    """What INVLPG does with a leaf of an unsync page (mmu.c, __kvm_mmu_invalidate_addr; before, FNAME(invlpg))."""
+    if policy.has("invlpg-syncs"):
+        if shadow.pages.sync_entry(page, index):
+            shadow.pages.flush()
+        return
+    shadow.pages.drop(page, index)
+    shadow.pages.flush()
+    shadow.map_neighbour(page, index)
 
 
 @rule(

@@ -20,15 +20,23 @@ from worldswitch.x86.access import Controls, reserved_bits
 from worldswitch.x86.memory import Memory
 from worldswitch.x86.paging import ACCESSED, ADDRESS, DIRTY, PRESENT
 
+FEWEST, PERMILLE, FREE, REFILL = 64, 20, 5, 25
+"""KVM_MIN_ALLOC_MMU_PAGES, KVM_PERMILLE_MMU_PAGES, KVM_MIN_FREE_MMU_PAGES and KVM_REFILL_PAGES."""
 FLOODED = 3
 """Emulated writes to a page, with no use of it between, after which it is taken for no page table any more."""
 
 
 class Leaf(NamedTuple):
-    """A shadow entry that maps: the first frame, and the rights granted."""
+    """A shadow entry that maps: the first frame, and the rights granted.
+
+    Attributes:
+        accessed, dirty: A and D, which a fault sets at once and else the processor.
+    """
 
     gfn: int
     rights: int
+    accessed: bool = False
+    dirty: bool = False
 
 
 class Page:
@@ -63,13 +71,16 @@ class Pages:
     Args:
         controls: Gives the processor's bits of the moment: reserved bits of guest entries.
         flush: Called where KVM has all vCPUs flush.
-        reload: Called where a page in use as root was zapped.
+        request: Called with what this vCPU is to do before its next entry: reload, current.
 
     Attributes:
         counts: The VM statistics of the shadow MMU by KVM's names.
+        most: How many pages there may be.
     """
 
-    __slots__ = ("_gfns", "_maps", "_memory", "_policy", "_reload", "_tracked", "controls", "counts", "flush")
+    __slots__ = (
+        "_gfns", "_maps", "_memory", "_oldest", "_policy", "_tracked", "controls", "counts", "flush", "most", "request",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -77,14 +88,16 @@ class Pages:
         memory: Memory,
         controls: Callable[[], Controls],
         flush: Callable[[], None],
-        reload: Callable[[], None],
+        request: Callable[[str], None],
     ) -> None:
         self._policy, self._memory = policy, memory
-        self.controls, self.flush, self._reload = controls, flush, reload
+        self.controls, self.flush, self.request = controls, flush, request
         self._gfns: dict[int, list[Page]] = {}
         self._maps: dict[int, set[tuple[Page, int]]] = {}
         self._tracked: Counter[int] = Counter()
         self.counts: Counter[str] = Counter()
+        self._oldest: dict[int, Page] = {}
+        self.most = most_pages(memory.size >> 12)
 
     # ---- finding and making
 
@@ -102,6 +115,7 @@ class Pages:
         self.counts["mmu_cache_miss"] += 1
         page = Page(gfn, role)
         self._gfns.setdefault(gfn, []).insert(0, page)
+        self._oldest[id(page)] = page
         self.counts["mmu_shadow_pages"] += 1
         if not role.direct:
             if role.level > 1:
@@ -115,8 +129,8 @@ class Pages:
     def _sync_found(self, page: Page) -> bool:
         """Bring a page in step that stays unsync, for the guest may go on writing; False if that zapped it."""
         flush = self._sync(page)
-        if page.valid and flush:
-            self.flush()
+        if page.valid:
+            self._synced(flush)
         return page.valid
 
     def of(self, gfn: int) -> list[Page]:
@@ -208,32 +222,41 @@ class Pages:
         for page in stale:
             self._in_step(page)
             flush |= self._sync(page)
-        if flush:
+        self._synced(flush)
+
+    def _synced(self, lost: bool) -> None:
+        """The flush after synchronization: where rights were lost, on old kernels of this vCPU in any case."""
+        if lost:
             self.flush()
+        elif not self._policy.has("shadow-sync-flushes-losses"):
+            self.request("current")
 
     def _in_step(self, page: Page) -> None:
         page.unsync = False
         self.counts["mmu_unsync"] -= 1
 
     def _sync(self, page: Page) -> bool:
-        """Make each entry what the guest's entry says now; True if one lost something."""
-        flush, stayed = False, 0
-        for index, leaf in list(page.entries.items()):
-            assert isinstance(leaf, Leaf)
-            rights = self.entry_rights(page, self._memory.word((page.gfn << 12) + 8 * index))
-            if rights is None or rights[0] != leaf.gfn:
-                self.drop(page, index)
-                flush = True
-                continue
-            stayed += 1
-            wanted = rights[1]
-            if wanted & W_RIGHT and not leaf.rights & W_RIGHT and not self.writable(leaf.gfn, True, may_unsync=False):
-                wanted &= ~W_RIGHT
-            flush |= bool(leaf.rights & ~wanted)
-            page.entries[index] = leaf._replace(rights=wanted)
-        if not stayed and not self._policy.has("shadow-sync-keeps-empty"):
+        """Make each entry what the guest's entry says now; True if one lost something that needs a flush."""
+        lost = [self.sync_entry(page, index) for index in list(page.entries)]
+        if not page.entries and not self._policy.has("shadow-sync-keeps-empty"):
             self.zap(page)
-        return flush
+        return any(lost)
+
+    def sync_entry(self, page: Page, index: int) -> bool:
+        """Make one entry what the guest's says; True if it lost something that needs a flush."""
+        leaf = page.entries[index]
+        assert isinstance(leaf, Leaf)
+        granted = self.entry_rights(page, self._memory.word((page.gfn << 12) + 8 * index))
+        if granted is None or granted[0] != leaf.gfn:
+            self.drop(page, index)
+            return self._policy.has("shadow-sync-flushes-losses")
+        wanted = granted[1]
+        if wanted & W_RIGHT and not leaf.rights & W_RIGHT and not self.writable(leaf.gfn, True, may_unsync=False):
+            wanted &= ~W_RIGHT
+        # Entries are made anew as if ahead of an access; newer kernels leave alone what stays as it is.
+        if wanted != leaf.rights or not self._policy.has("shadow-sync-keeps-accessed"):
+            page.entries[index] = Leaf(leaf.gfn, wanted, dirty=bool(wanted & ~leaf.rights & W_RIGHT))
+        return bool(leaf.rights & ~wanted & W_RIGHT)
 
     def entry_rights(self, page: Page, entry: int) -> tuple[int, int] | None:
         """Frame and rights that a level-1 guest entry grants without a fault of its own; None if it grants none."""
@@ -256,6 +279,7 @@ class Pages:
         page.valid = False
         self.counts["mmu_shadow_zapped"] += 1
         self.counts["mmu_shadow_pages"] -= 1
+        del self._oldest[id(page)]
         for child in [child for child in self.below(page) if child.unsync and child is not page]:
             self.zap(child)
         for index in list(page.entries):
@@ -268,8 +292,21 @@ class Pages:
         if not page.role.direct and page.role.level > 1:
             self._tracked[page.gfn] -= 1
         if page.users:
-            self._reload()
+            self.request("reload")
         self.flush()
+
+    def make_room(self) -> None:
+        """Zap the oldest pages if few more may be made (mmu.c, make_mmu_pages_available)."""
+        left = self.most - len(self._oldest)
+        if left >= FREE:
+            return
+        wanted, before = REFILL - left, len(self._oldest)
+        for page in list(self._oldest.values()):
+            if before - len(self._oldest) >= wanted:
+                break
+            if page.valid and not page.users:
+                self.zap(page)
+        self.counts["mmu_recycled"] += before - len(self._oldest)
 
     def written(self, gpa: int, size: int) -> None:
         """An emulated write to a frame that is shadowed (mmu.c, kvm_mmu_pte_write)."""
@@ -315,6 +352,21 @@ class Pages:
                 }
                 found.append((gfn, page.role, page.unsync, page.users, page.floods, entries))
         return found
+
+
+@rule(
+    id="shadow-page-limit",
+    sentence="A VM may have one shadow page for each 50 pages of memory, at least 64; the oldest are zapped when few "
+    "are left.",
+    source='Since Linux commit 6aa8b732ca01 ("[PATCH] kvm: userspace interface") (v2.6.20), shadow pages are limited '
+    "and "
+    "reused. Before that, there was no KVM.",
+    since="5.4",
+    tested="tests/kvm/test_shadow.py::test_the_oldest_pages_make_room",
+)
+def most_pages(frames: int) -> int:
+    """How many shadow pages a VM of so many 4 KiB frames may have (mmu.c, kvm_mmu_calculate_default_mmu_pages)."""
+    return max(FEWEST, frames * PERMILLE // 1000)
 
 
 @rule(

@@ -7,7 +7,6 @@ exception is recorded, fixed and resumed.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -19,9 +18,10 @@ from worldswitch.guest.program import Mode, Program
 from worldswitch.kvm.backing import Backing, Slot
 from worldswitch.kvm.execute import Guest
 from worldswitch.kvm.host import Host
-from worldswitch.kvm.machine import Machine, NotModelled
+from worldswitch.kvm.machine import INSTANTS, Machine, NotModelled
 from worldswitch.kvm.ownership import reserved_cr4
 from worldswitch.kvm.policy import FEATURES, Policy, Vendor
+from worldswitch.kvm.recurrence import repeat
 from worldswitch.x86.control import Registers
 from worldswitch.x86.exits import reason_name
 from worldswitch.x86.memory import Memory
@@ -31,10 +31,7 @@ if TYPE_CHECKING:
     from worldswitch.record.trace import Trace
 
 _PAGE = 4096
-_MOST_SAVED = 1 << 40
 _NO_STATISTIC = frozenset(("root_loads", "root_unloads", "mmu_resets"))
-INSTANTS = frozenset(("pages_4k", "pages_2m", "nx_lpage_splits", "mmu_unsync", "mmu_shadow_pages"))
-"""Counters that say what there is at the end, not how often something happened."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,9 +110,9 @@ def run(
         image = assemble(program)
     n = program.default_n if n is None else n
     machine = _machine(program, policy, host or Host(), image, record)
-    guest = Guest(machine, program, image)
+    guest = Guest(machine, program, image, whole or record)
     guest.start(n)
-    executed = _passes(guest, machine, n, whole or record)
+    executed = repeat(guest, n, guest.one_pass, whole or record)
     guest.finish()
     return _result(guest, machine, image, n, executed)
 
@@ -156,71 +153,6 @@ def _machine(program: Program, policy: Policy, host: Host, image: Image, record:
     slots = [Slot(r.gpa // _PAGE, (r.gpa + r.size) // _PAGE, r.huge and host.huge_pages) for r in image.regions]
     now = Registers(entry.cr0, entry.cr3, entry.cr4, entry.efer)
     return Machine(policy, host, memory, Backing(slots, loaded), now, record)
-
-
-def _passes(guest: Guest, machine: Machine, n: int, whole: bool) -> int:
-    """Execute n passes, or as many as it takes for the state to recur; how many."""
-    done = executed = 0
-    saved: _Saved | None = None
-    save_at = 1
-    while done < n:
-        if not whole:
-            if saved is not None and saved.recurs(guest, machine, done):
-                done += saved.skip(guest, machine, done, n)
-                whole = True
-                continue
-            if done == save_at and done < _MOST_SAVED:
-                saved, save_at = _Saved(guest, machine, done), 2 * save_at
-        guest.one_pass(done)
-        done += 1
-        executed += 1
-    guest.passes = n
-    return executed
-
-
-class _Saved:
-    """The state after a number of passes, to be compared with later ones: Brent's way to find a cycle."""
-
-    def __init__(self, guest: Guest, machine: Machine, done: int) -> None:
-        self.done = done
-        self.phase = done % guest.period
-        self.registers = (machine.registers_state(), guest.state())
-        self.rest = machine.rest_state()
-        self.counts = _cumulative(machine)
-        self.reasons, self.userspace = Counter(machine.reasons), Counter(machine.userspace)
-        self.faults, self.retries = guest.faults, guest.retries
-
-    def recurs(self, guest: Guest, machine: Machine, done: int) -> bool:
-        """Whether all that decides what happens next is as it was."""
-        if done % guest.period != self.phase or (machine.registers_state(), guest.state()) != self.registers:
-            return False
-        return machine.rest_state() == self.rest
-
-    def skip(self, guest: Guest, machine: Machine, done: int, n: int) -> int:
-        """Count what the passes to come repeat, in whole cycles; how many passes that is."""
-        cycle = done - self.done
-        times = (n - done) // cycle
-        for name, value in _cumulative(machine).items():
-            _add(machine, name, times * (value - self.counts.get(name, 0)))
-        for counter, before in ((machine.reasons, self.reasons), (machine.userspace, self.userspace)):
-            for key in list(counter):
-                counter[key] += times * (counter[key] - before[key])  # type: ignore[index]
-        guest.repeat_faults(guest.faults - self.faults, guest.retries - self.retries, times)
-        return times * cycle
-
-
-def _cumulative(machine: Machine) -> dict[str, int]:
-    found = dict(machine.stats)
-    if machine.shadow is not None:
-        found.update({name: n for name, n in machine.shadow.pages.counts.items() if name not in INSTANTS})
-    return found
-
-
-def _add(machine: Machine, name: str, value: int) -> None:
-    if machine.shadow is not None and name in machine.shadow.pages.counts:
-        machine.shadow.pages.counts[name] += value
-    else:
-        machine.stats[name] += value
 
 
 def _result(guest: Guest, machine: Machine, image: Image, n: int, executed: int) -> Run:

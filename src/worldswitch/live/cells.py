@@ -17,7 +17,7 @@ ON = "kvm"
 CREATE_VM = "create-vm"
 PASSES = "passes"
 """The counter of passes in the run that was counted, which may be fewer than those of a timed one."""
-_NAMES = {"tlb_flush": "tlb_flushes", "nx_lpage_splits": "nx_splits"}
+NAMES = {"tlb_flush": "tlb_flushes", "nx_lpage_splits": "nx_splits"}
 """Statistics of KVM that a Result has under another name."""
 
 
@@ -44,7 +44,7 @@ def program_cell(image: Image, found: Measurement, features: Mapping[str, bool],
 
 
 def _counts(counters: Mapping[str, Any], reasons: Mapping[str, float]) -> dict[str, Any]:
-    named: dict[str, Any] = {_NAMES.get(name, name): value for name, value in counters.items()}
+    named: dict[str, Any] = {NAMES.get(name, name): value for name, value in counters.items()}
     return {**named, BY_REASON: dict(reasons)} if counters else {}
 
 

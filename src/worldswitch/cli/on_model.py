@@ -1,0 +1,160 @@
+"""The executable KVM as a machine of ``wsw run``: any kernel, processor and MMU, counted and not timed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any
+
+from worldswitch.errors import UnknownNameError, UsageError, WorldswitchError, printable
+from worldswitch.kit.running import Failure, Say, Settings, Work
+
+if TYPE_CHECKING:
+    from worldswitch.cli.conditions import Conditions, Place
+    from worldswitch.guest.image import Report
+    from worldswitch.kvm.host import Host
+    from worldswitch.kvm.policy import Policy
+    from worldswitch.kvm.vcpu import Run
+    from worldswitch.record.result import Cell, Environment, FaultSeen
+
+ON = "model"
+_HOST = "host."
+"""Names after ``--set`` that are conditions of the host, not parameters: ``host.huge_pages``."""
+_VALUES = {"0": False, "1": True}
+
+
+class OnModel:
+    """Every host that *conditions* ask for.
+
+    Raises:
+        UsageError: They name no kernel, contradict themselves, or set what there is not.
+    """
+
+    def __init__(self, conditions: Conditions) -> None:
+        if not conditions.kernels:
+            raise UsageError("--on model needs a kernel: --kernel K,... such as 6.12 (wsw kernels lists what is known)")
+        parameters = dict(conditions.parameters)
+        self._host = _host({name: parameters.pop(name) for name in list(parameters) if name.startswith(_HOST)})
+        self._given = dict(conditions.parameters)
+        self._parameters = parameters
+        self._places = tuple(conditions.places())
+        for place in self._places:
+            self._policy(place, {})
+
+    def environment(self) -> Environment:
+        """None: nothing was measured anywhere."""
+        from worldswitch.record.result import Environment
+
+        return Environment()
+
+    def run(self, work: Sequence[Work], settings: Settings, say: Say) -> Iterator[Cell | Failure]:
+        """See :class:`worldswitch.cli.machines.Machine`."""
+        for place in self._places:
+            policy = self._policy(place, settings.features)
+            for one in work:
+                say(f"{one.spec} on {policy.kernel} {policy.vendor} {policy.mmu}")
+                try:
+                    yield self._cell(one, policy, settings)
+                except WorldswitchError as error:
+                    yield Failure(one.spec, error)
+
+    def _policy(self, place: Place, features: Mapping[str, bool]) -> Policy:
+        from worldswitch.kvm.policy import Policy
+
+        hidden = [f"cpuid.{name}=0" for name, shown in features.items() if not shown]
+        given = [f"{name}={value}" for name, value in self._parameters.items()]
+        return Policy.of(place.kernel, place.cpu, place.mmu, [*given, *hidden])
+
+    def _cell(self, work: Work, policy: Policy, settings: Settings) -> Cell:
+        from worldswitch.guest import library
+        from worldswitch.kvm.vcpu import run
+
+        if work.image is None or work.spec.endswith(".img"):
+            raise UsageError(
+                f"the model runs guest programs as they are written, and {printable(work.spec)} is none; it runs with "
+                "--on kvm or --on lab"
+            )
+        program = library.program(work.spec)
+        n = program.default_n if settings.n is None else settings.n
+        none, found = (run(program, policy, passes, host=self._host, image=work.image) for passes in (0, n))
+        cell = _cell_of(work, program.unit, policy, none, found)
+        dimensions = dict(cell.dimensions)
+        if settings.features:
+            dimensions["cpuid"] = dict(settings.features)
+        if self._given:
+            dimensions["set"] = self._given
+        from dataclasses import replace
+
+        return replace(cell, dimensions=dimensions)
+
+
+def _host(given: Mapping[str, str]) -> Host:
+    from worldswitch.kvm.host import Host
+
+    known = [_HOST + one.name for one in fields(Host)]
+    chosen: dict[str, bool] = {}
+    for name, value in given.items():
+        if name not in known:
+            raise UnknownNameError("condition of the host", name, known, f"There are {', '.join(known)}")
+        if value not in _VALUES:
+            raise UsageError(f"--set {name}={printable(value)}: say 1 or 0")
+        chosen[name.removeprefix(_HOST)] = _VALUES[value]
+    return Host(**chosen)
+
+
+def _cell_of(work: Work, unit: str, policy: Policy, none: Run, found: Run) -> Cell:
+    from worldswitch.live.cells import PASSES
+    from worldswitch.record.result import Cell
+
+    image = work.image
+    assert image is not None
+    name = image.name.partition(":")[0] if image.parameters else image.name
+    report = found.reports[0]
+    return Cell(
+        dimensions={
+            "on": ON,
+            "program": name,
+            "parameters": image.parameters,
+            "kernel": str(policy.kernel),
+            "cpu": str(policy.vendor),
+            "mmu": str(policy.mmu),
+            "module": "kvm_intel" if policy.vendor == "intel" else "kvm_amd",
+        },
+        n=found.n,
+        unit=unit,
+        counters={**_counts(found), PASSES: found.n},
+        per_op=_each(_counts(found), _counts(none), found.n),
+        faults=tuple(_distinct(report)) if report else (),
+        faults_total=report.faults if report else 0,
+        values=report.values if report else {},
+        notes=tuple(policy.notes),
+    )
+
+
+def _counts(found: Run) -> dict[str, Any]:
+    from worldswitch.live.cells import NAMES
+    from worldswitch.record.result import BY_REASON
+
+    named: dict[str, Any] = {NAMES.get(name, name): value for name, value in found.counters.items()}
+    return {**named, BY_REASON: dict(found.exits_by_reason)}
+
+
+def _each(counts: Mapping[str, Any], without: Mapping[str, Any], n: int) -> dict[str, Any]:
+    """What one unit adds; what it adds nothing to is left out of the reasons."""
+    each: dict[str, Any] = {}
+    for name, value in counts.items():
+        if isinstance(value, Mapping):
+            each[name] = {key: one for key, one in _each(value, without.get(name, {}), n).items() if one}
+        else:
+            more = value - without.get(name, 0)
+            each[name] = more // n if n and not more % n else more / n if n else 0
+    return each
+
+
+def _distinct(report: Report) -> Iterator[FaultSeen]:
+    from collections import Counter
+
+    from worldswitch.record.result import FaultSeen
+
+    for fault, count in Counter(report.log).items():
+        yield FaultSeen(fault.operation, fault.vector, fault.error_code, fault.cr2, fault.rip, count)
