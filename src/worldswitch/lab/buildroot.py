@@ -94,6 +94,12 @@ def cloned(root: BuildRoot, folder: Path) -> BuildRoot:
     """
     with cache.writable():
         shutil.copytree(root.path, folder, symlinks=True, copy_function=_link, dirs_exist_ok=True)
+        # 5.10's KVM looks for its own headers below the folder make is called for.
+        for name in ("arch/x86/kvm", "virt/kvm"):
+            place = folder / root.headers / name
+            if not place.exists():
+                place.parent.mkdir(parents=True, exist_ok=True)
+                place.symlink_to(f"/{root.tree}/{name}")
     return BuildRoot(folder, root.headers, root.tree, root.packages)
 
 
