@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from worldswitch.errors import MissingError, TraceFormatError
 from worldswitch.record import resultfile
 from worldswitch.record.result import (
+    NOT_TOLD,
     Cell,
     Environment,
     FaultSeen,
@@ -48,7 +49,7 @@ def tuples(values: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
 COUNTS = st.builds(lambda counts, reasons: {**counts, "exits_by_reason": reasons}, maps(FINITE), maps(FINITE)) | maps(
     FINITE
 ).filter(lambda counts: "exits_by_reason" not in counts)
-ENVIRONMENTS = st.builds(Environment, *[st.none() | WORDS] * 4, parameters=maps(WORDS))
+ENVIRONMENTS = st.builds(Environment, *[st.none() | WORDS] * 4, parameters=maps(WORDS), machine=maps(WORDS))
 SPREADS = st.lists(FINITE, min_size=3, max_size=3).map(lambda values: Spread(*sorted(values)))
 METRICS = st.builds(
     Metric, WORDS, WORDS, tuples(FINITE), tuples(FINITE), st.booleans(), st.booleans(), st.integers(1, 1000)
@@ -141,6 +142,17 @@ def test_differences_name_the_counter_and_its_value_in_each_cell() -> None:
     assert differences((a, other, b)) == [
         {"program": "cr0-wp", "counter": "exits", "per_op": [{"cell": 0, "value": 2}, {"cell": 2, "value": 0}]}
     ]
+
+
+def test_a_reason_that_is_not_there_is_none_unless_reasons_are_not_told() -> None:
+    owned = cell(per_op={"exits": 0, "exits_by_reason": {}})
+    intercepted = cell(per_op={"exits": 2, "exits_by_reason": {"CR_ACCESS": 2}})
+    untold = cell(per_op={"exits": 2, "exits_by_reason": {NOT_TOLD: 2}})
+    exits, reason = differences((owned, intercepted))
+    assert exits["counter"] == "exits"
+    assert reason["counter"] == "exits_by_reason.CR_ACCESS"
+    assert [one["value"] for one in reason["per_op"]] == [0, 2]
+    assert differences((untold, intercepted)) == []
 
 
 def test_flat_counts_name_reasons() -> None:

@@ -15,7 +15,7 @@ from worldswitch.x86.exceptions import PAGE_FAULT, error_bits, exception_name
 if TYPE_CHECKING:
     from worldswitch.record.result import Cell, FaultSeen, Result, Spread
 
-_WHERE = ("on", "kernel", "cpu", "mmu", "module")
+_WHERE = ("on", "kernel", "cpu", "mmu", "module", "build")
 _PARAMETERS = ("kvm_intel.ept", "kvm_amd.npt", "kvm.tdp_mmu", "kvm.nx_huge_pages")
 _FAULTS_SHOWN = 20
 _ALWAYS = ("program", "n", "unit", "exits", "time", "low – high")

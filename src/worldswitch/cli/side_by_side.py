@@ -43,6 +43,8 @@ def side_by_side(tasks: Sequence[Callable[[Say], T]], at_once: int, say: Say) ->
         for place in range(len(tasks)):
             yield crew.result(place)
     except KeyboardInterrupt:
+        while crew.hear(0):
+            pass
         crew.end()
         for place in crew.left():
             yield crew.results.pop(place)
@@ -62,10 +64,16 @@ class _Crew:
         while place not in self.results:
             while self._waiting and len(self._running) < self._at_once:
                 self._start(self._waiting.pop(0))
-            for ready in wait(list(self._running)):
-                assert isinstance(ready, Connection)
-                self._hear(ready)
+            self.hear()
         return self.results.pop(place)
+
+    def hear(self, seconds: float | None = None) -> bool:
+        """Take in what the processes have to say, as soon as one has, or within *seconds*; whether one had."""
+        found = wait(list(self._running), seconds)
+        for ready in found:
+            assert isinstance(ready, Connection)
+            self._hear(ready)
+        return bool(found)
 
     def left(self) -> list[int]:
         """Places of results that nobody has taken yet."""

@@ -14,11 +14,10 @@ from pathlib import Path
 from worldswitch.errors import MissingError
 from worldswitch.live import permissions, tracefs
 from worldswitch.live.permissions import ROOT
+from worldswitch.record.result import NOT_TOLD
 
 TRACED, COUNTED = "kvm:kvm_exit", "statistics"
 """Where exits by reason were taken from."""
-NOT_TOLD = "not told apart"
-"""Stands for the exits whose reason is not known."""
 INTERRUPTS = frozenset(("EXTERNAL_INTERRUPT", "PREEMPTION_TIMER", "interrupt", "nmi", "smi"))
 """Reasons that are the host's doing (names of arch/x86/include/uapi/asm/vmx.h and svm.h)."""
 

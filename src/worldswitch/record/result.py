@@ -21,6 +21,8 @@ VERSION = 1
 """Raised when a document means something else than before; new keys alone do not raise it."""
 BY_REASON = "exits_by_reason"
 """The counter that has a number per exit reason."""
+NOT_TOLD = "not told apart"
+"""Stands among the reasons for exits whose reason is not known."""
 
 
 class Spread(NamedTuple):
@@ -196,13 +198,26 @@ def differences(cells: tuple[Cell, ...]) -> list[dict[str, Any]]:
         groups.setdefault(json.dumps(same, sort_keys=True), []).append(place)
     rows = []
     for places in groups.values():
-        counts = {place: flat_counts(cells[place].per_op) for place in places}
+        counts = _comparable({place: cells[place].per_op for place in places})
         for name in dict.fromkeys(name for one in counts.values() for name in one):
             have = {place: counts[place][name] for place in places if name in counts[place]}
             if len(set(have.values())) > 1:
                 row = {"program": cells[places[0]].dimensions.get("program"), "counter": name}
                 rows.append({**row, "per_op": [{"cell": place, "value": value} for place, value in have.items()]})
     return rows
+
+
+def _comparable(counts: Mapping[int, Counts]) -> dict[int, dict[str, Number]]:
+    """Flat counts, in which a reason that others have is 0 where every exit has a reason."""
+    told: dict[int, Mapping[str, Number]] = {}
+    for place, one in counts.items():
+        by_reason = one.get(BY_REASON)
+        if isinstance(by_reason, Mapping):
+            told[place] = by_reason
+    reasons = dict.fromkeys((f"{BY_REASON}.{name}" for one in told.values() for name in one if name != NOT_TOLD), 0)
+    known = {place for place, one in told.items() if NOT_TOLD not in one}
+    flat = {place: flat_counts(one) for place, one in counts.items()}
+    return {place: {**one, **reasons, **one} if place in known else one for place, one in flat.items()}
 
 
 _SHOWN = ("on", "kernel", "cpu", "mmu", "program")
