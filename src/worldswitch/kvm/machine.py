@@ -467,6 +467,7 @@ class Machine:
         found = dict(self.stats)
         if self.tdp is not None:
             found["pages_4k"], found["pages_2m"], found["nx_lpage_splits"] = self.tdp.pages()
+            found["mmu_cache_miss"] = self.tdp.made()
         elif self.shadow is not None:
             pages = self.shadow.pages
             found.update(pages.counts)

@@ -23,11 +23,13 @@ class Tree:
         small: 4 KiB frames mapped; all may be executed.
         large: 2 MiB frames mapped, whether they may be executed.
         split: 2 MiB frames under a table that is there only since they may not be executed when whole.
+        tables: The tables below the root: level, and which of that level.
     """
 
-    __slots__ = ("large", "small", "split")
+    __slots__ = ("large", "small", "split", "tables")
 
     def __init__(self) -> None:
+        self.tables: set[tuple[int, int]] = set()
         self.small: set[int] = set()
         self.large: dict[int, bool] = {}
         self.split: set[int] = set()
@@ -84,6 +86,7 @@ class Tdp:
         self._backing.touch(gfn)
         disallowed = fetch and self._nx
         whole = self._backing.large(gfn)
+        tree.tables.update(((3, gfn >> 27), (2, gfn >> 18)))
         if whole and not disallowed and gfn >> 9 not in tree.split:
             tree.large[gfn >> 9] = not self._nx
             return Mapped(2)
@@ -94,6 +97,7 @@ class Tdp:
                 besides = SMALL_IN_LARGE - 1
             else:
                 flushed = True
+        tree.tables.add((1, gfn >> 9))
         if whole:
             tree.split.add(gfn >> 9)
         tree.small.add(gfn)
@@ -115,6 +119,10 @@ class Tdp:
             sum(len(tree.large) for tree in trees),
             sum(len(tree.split) for tree in trees),
         )
+
+    def made(self) -> int:
+        """The statistic mmu_cache_miss: tables the legacy MMU made, which it never gives up here."""
+        return sum(1 + len(tree.tables) for tree in self._trees.values()) if self._policy.mmu is Mmu.LEGACY else 0
 
     def state(self) -> object:
         """A value that is equal whenever all tables are."""

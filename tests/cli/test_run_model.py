@@ -1,0 +1,98 @@
+"""``wsw run --on model``: the same table and JSON as on any machine, for hosts nobody has at hand."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from worldswitch.cli import MISSING, USAGE, wsw
+
+
+def run(*words: object) -> Result:
+    return CliRunner().invoke(wsw, ["run", "--on", "model", *map(str, words)], standalone_mode=False)
+
+
+def cells(*words: object) -> list[dict[str, Any]]:
+    done = run(*words, "--json")
+    assert done.return_value == 0, done.output
+    found: list[dict[str, Any]] = json.loads(done.stdout)["results"]
+    return found
+
+
+def test_one_cell_for_each_kernel_processor_and_mmu() -> None:
+    found = cells("cr0-wp", "--kernel", "5.10,6.12", "--cpu", "intel,amd", "--mmu", "default,shadow", "-n", 100)
+    exits = [(c["kernel"].partition(".")[0], c["cpu"], c["mmu"], round(c["per_op"]["exits"])) for c in found]
+    assert exits == [
+        ("5", "intel", "legacy", 2),
+        ("5", "intel", "shadow", 2),
+        ("5", "amd", "legacy", 2),
+        ("5", "amd", "shadow", 2),
+        ("6", "intel", "tdp", 0),
+        ("6", "intel", "shadow", 2),
+        ("6", "amd", "tdp", 2),
+        ("6", "amd", "shadow", 2),
+    ]
+    assert {c["on"] for c in found} == {"model"}
+    assert all(c["time_ns"] is None and c["steady"] for c in found)
+
+
+def test_the_keys_that_other_tools_rely_on() -> None:
+    (cell,) = cells("page-touch:size=2M,pages=4,huge=true", "--kernel", "6.12", "--cpu", "intel")
+    keys = ("exits", "exits_by_reason", "root_loads", "root_unloads", "mmu_resets", "pages_4k", "pages_2m", "nx_splits")
+    assert set(keys) <= cell["counters"].keys() and set(keys) <= cell["per_op"].keys()
+    assert cell["counters"]["pages_2m"] == 4 and cell["per_op"]["pages_2m"] == 1
+    # A violation for each page, and two for the guest tables that map them.
+    assert cell["per_op"]["exits_by_reason"] == {"EPT_VIOLATION": 1.5}
+
+
+def test_faults_and_values_are_those_of_the_guest() -> None:
+    (cell,) = cells("page-fault", "--kernel", "6.12", "-n", 5)
+    (fault,) = cell["faults"]
+    assert (fault["operation"], fault["vector"], fault["error_code"], fault["count"]) == ("vcpu 0 body 0", 14, 0, 5)
+
+
+def test_settings_decide() -> None:
+    def splits(*sets: str) -> int:
+        words = [word for one in sets for word in ("--set", one)]
+        (cell,) = cells("exec-huge", "--kernel", "6.12", "--cpu", "intel", *words)
+        counted: int = cell["counters"]["nx_splits"]
+        return counted
+
+    assert splits() == 8
+    assert splits("nx_huge_pages=never") == 0
+    assert splits("host.itlb_multihit=0") == 0
+    assert splits("host.huge_pages=0") == 0
+    (cell,) = cells("cr4-tsd", "--kernel", "5.10", "--mmu", "tdp", "--set", "cpuid.pcid=0")
+    assert cell["dimensions"]["cpuid"] == {"pcid": False}
+
+
+REFUSED = [
+    (("cr0-wp",), "--on model needs a kernel"),
+    (("cr0-wp", "--kernel", "6.13.5", "--set", "tdp_mu=0"), "nearest: tdp_mmu"),
+    (("cr0-wp", "--kernel", "6.12", "--set", "host.hugepages=0"), "nearest: host.huge_pages"),
+    (("cr0-wp", "--kernel", "6.12", "--set", "host.huge_pages=maybe"), "say 1 or 0"),
+    (("cr0-wp", "--kernel", "5.4", "--mmu", "tdp"), "has no TDP MMU"),
+    (("cr0-wp", "--kernel", "6.12", "--mmu", "shadow", "--set", "kvm_amd.npt=1"), "npt=1 is set"),
+    (("create-vm", "--kernel", "6.12"), "the model runs guest programs"),
+]
+
+
+@pytest.mark.parametrize(("words", "said"), REFUSED)
+def test_what_makes_no_sense_is_one_sentence(words: tuple[str, ...], said: str) -> None:
+    command = [sys.executable, "-c", "from worldswitch.cli import main; main()", "run", "--on", "model", *words]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == USAGE
+    assert said in done.stderr and len(done.stderr.strip().splitlines()) == 1
+
+
+def test_a_feature_that_is_not_offered_is_missing_and_the_rest_runs() -> None:
+    done = run("cr4-cet", "cr0-wp", "--kernel", "5.10", "--json")
+    assert done.return_value == MISSING
+    document = json.loads(done.stdout)
+    assert [cell["program"] for cell in document["results"]] == ["cr0-wp"]
+    assert "needs shstk" in document["failures"][0]["error"]
