@@ -76,7 +76,7 @@ def _varying(cells: Sequence[Cell]) -> list[str]:
 
 
 def _programs(cells: Sequence[Cell], varying: Sequence[str]) -> str:
-    guests = [(place, cell) for place, cell in enumerate(cells) if cell.create_vm_ns is None]
+    guests = _by_program([(place, cell) for place, cell in enumerate(cells) if cell.create_vm_ns is None])
     if not guests:
         return ""
     differing = _differing(cells)
@@ -99,6 +99,14 @@ def _programs(cells: Sequence[Cell], varying: Sequence[str]) -> str:
     columns = [name for name in rows[0] if name in _ALWAYS or any(row[name] is not None for row in rows)]
     left = ("program", *varying, "unit", "of these")
     return table(columns, [[row[name] for name in columns] for row in rows], "For each unit", left=left)
+
+
+def _by_program(placed: Sequence[tuple[int, Cell]]) -> list[tuple[int, Cell]]:
+    """The cells of a program one below the other, as they are to be compared; programs and cells in their order."""
+    order: dict[str, list[tuple[int, Cell]]] = {}
+    for place, cell in placed:
+        order.setdefault(_name(cell), []).append((place, cell))
+    return [one for group in order.values() for one in group]
 
 
 def _differing(cells: Sequence[Cell]) -> set[int]:
