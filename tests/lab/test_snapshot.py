@@ -114,5 +114,5 @@ def test_the_oldest_states_go(machine):
     for number in range(3):
         run(replace(machine, memory=512 + number), [JOB], through=SavingStand())
     used_last = snapshot.key(replace(machine, memory=514), SavingStand())
-    snapshot.prune(1)
+    snapshot.prune(snapshot.KIND, 1)
     assert [entry.name for entry in states()] == [used_last]

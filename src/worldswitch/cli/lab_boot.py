@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -86,7 +88,8 @@ def exec_(
         return 0
     from worldswitch.lab.machine import run
 
-    started = run(_machine(machine), [job], deadline=_deadline(machine), saved=not fresh, progress=_progress())
+    with _ended_politely():
+        started = run(_machine(machine), [job], deadline=_deadline(machine), saved=not fresh, progress=_progress())
     result = started.results[0]
     kept = _keep(result, output, trace, tool)
     if as_json:
@@ -118,7 +121,8 @@ def boot(as_python: bool, **machine: Any) -> int:
         return 0
     from worldswitch.lab.terminal import shell
 
-    shell(_start(machine, default=86400.0))
+    with _ended_politely():
+        shell(_start(machine, default=86400.0))
     return 0
 
 
@@ -150,6 +154,17 @@ def command(folder: Path | None, **machine: Any) -> int:
         click.echo(f"# {path}\n{''.join(f'#   {line}{chr(10)}' for line in content.decode().splitlines())}", nl=False)
     click.echo(start.emulator.command(boot).shell())
     return 0
+
+
+@contextmanager
+def _ended_politely() -> Iterator[None]:
+    """A SIGTERM or SIGHUP is a Ctrl-C, so that nothing of the machine is left behind."""
+    before = {number: signal.signal(number, signal.default_int_handler) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _machine(given: dict[str, Any]) -> Machine:

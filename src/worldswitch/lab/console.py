@@ -136,8 +136,11 @@ class Running:
 
     def read(self, seconds: float) -> bytes | None:
         """What the console has within *seconds*, b"" if nothing, None once it is closed."""
-        watched = [self._read] + ([self._screen] if self._screen >= 0 else [])
-        ready, _, _ = select.select(watched, [], [], max(seconds, 0))
+        poll = select.poll()  # select would stop at descriptor 1024
+        for descriptor in (self._read, self._screen):
+            if descriptor >= 0:
+                poll.register(descriptor, select.POLLIN)
+        ready = [descriptor for descriptor, _ in poll.poll(max(seconds, 0) * 1000)]
         if self._screen in ready:
             self._drain()
         if self._read not in ready:

@@ -138,6 +138,7 @@ def cached(kind: str, key: str, fill: Callable[[Path], Mapping[str, Any]]) -> Pa
     entry = cache.find(kind, key)
     if entry is None or entry.damage():
         entry = cache.store(kind, key, fill)
+    os.utime(entry.path / cache.MANIFEST)  # so that those used last can be told
     return entry.path
 
 

@@ -29,8 +29,9 @@ if TYPE_CHECKING:
 
 KIND = "states"
 MEMORY, STATE = "memory", "state"
-KEPT = 12
-"""States kept; each is 130 MB or so on disk. The one used longest ago goes first."""
+KEPT = {KIND: 12, "guests": 8, "kits": 8}
+"""Entries of the cache kept of what the lab makes on its own; a state is 150 MB or so on disk. Those used longest ago
+go first."""
 _LAYOUT = 1
 
 
@@ -80,7 +81,8 @@ def run(start: Start, emulator: Saving, jobs: Sequence[Job], folder: Path) -> tu
             start.progress("the saved machine does not come back; booting it anew")
             cache.remove(KIND, name)
     entry = cache.store(KIND, name, lambda place: _save(start, emulator, folder, place))
-    prune(KEPT)
+    for kind, keep in KEPT.items():
+        prune(kind, keep)
     return _restore(start, emulator, jobs, folder, entry.path), False
 
 
@@ -104,11 +106,11 @@ def key(machine: Machine, emulator: Emulator) -> str:
     return hashlib.sha256(json.dumps(document).encode()).hexdigest()[:24]
 
 
-def prune(keep: int) -> None:
-    """Remove saved states but those *keep* used last."""
-    old = sorted(cache.entries(KIND), key=lambda entry: _used_at(entry.path), reverse=True)[keep:]
+def prune(kind: str, keep: int) -> None:
+    """Remove entries of a kind but those *keep* used last."""
+    old = sorted(cache.entries(kind), key=lambda entry: _used_at(entry.path), reverse=True)[keep:]
     for entry in old:
-        cache.remove(KIND, entry.name)
+        cache.remove(kind, entry.name)
 
 
 def _used(found: Mapping[str, Path]) -> list[Path]:
