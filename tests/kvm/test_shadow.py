@@ -21,7 +21,7 @@ from worldswitch.guest.operations import (
 )
 from worldswitch.guest.program import Pages, Program, Space, State, Vcpu
 from worldswitch.kvm.policy import Policy
-from worldswitch.kvm.shadow_pages import most_pages
+from worldswitch.kvm.shadow_pages import Leaf, loses, most_pages
 from worldswitch.kvm.vcpu import Run, run
 from worldswitch.x86.registers import CR4, bit_mask
 
@@ -214,3 +214,16 @@ def test_the_oldest_pages_make_room() -> None:
     assert few["mmu_recycled"] == 0 and many["mmu_recycled"] > 0
     assert many["mmu_shadow_zapped"] == many["mmu_recycled"]
     assert many["mmu_shadow_pages"] <= most_pages(16 << 20 >> 12)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "clears", "writes"), [("5.10", True, True), ("6.12", True, True), ("7.2", False, True)]
+)
+def test_what_a_changed_entry_flushes(kernel: str, clears: bool, writes: bool) -> None:
+    """Rule shadow-update-flush."""
+    policy, full = Policy.of(kernel, mmu="shadow"), Leaf(1, 7, accessed=True, dirty=True)
+    assert loses(policy, full, full._replace(accessed=False)) is clears
+    assert loses(policy, full, full._replace(dirty=False)) is clears
+    assert loses(policy, full, full._replace(rights=5)) is writes
+    assert not loses(policy, full._replace(rights=5), full)
+    assert not loses(policy, full, full._replace(rights=3))  # the right of CPL 3

@@ -17,7 +17,7 @@ from worldswitch.kvm.policy import Policy
 from worldswitch.kvm.roles import PageRole
 from worldswitch.kvm.roots import Root, Roots
 from worldswitch.kvm.rules import rule
-from worldswitch.kvm.shadow_pages import Leaf, Page, Pages
+from worldswitch.kvm.shadow_pages import Leaf, Page, Pages, loses
 from worldswitch.kvm.tdp import GROUP, direct_prefetch
 from worldswitch.x86.memory import Memory
 
@@ -180,21 +180,18 @@ class Shadow:
         gfn = found.gfn >> 9 * (level - 1) << 9 * (level - 1)
         rights, protected = self._granted(page, index, gfn, found.rights, prefetch=False)
         old = page.entries.get(index)
-        leaf = Leaf(gfn, rights, True, self._dirty(old, gfn, rights))
+        before = old if isinstance(old, Leaf) and old.gfn == gfn else None
+        made_before = self._policy.has("shadow-protected-map-keeps-tlb")
+        leaf = Leaf(gfn, rights, True, self.pages.made_dirty(before if made_before else None, rights))
         same = old == leaf
         self.pages.set_leaf(page, index, leaf)
-        if isinstance(old, Leaf) and (old.gfn != gfn or old.rights & ~rights & W_RIGHT):
+        if isinstance(old, Leaf) and (before is None or loses(self._policy, before, leaf)):
             self.pages.flush()
         outcome = EMULATE if protected and code & W else FIXED
         if same and outcome == FIXED:
             return SPURIOUS
         self._prefetch(page, index)
         return outcome
-
-    def _dirty(self, old: Leaf | Page | None, gfn: int, rights: int) -> bool:
-        """Whether an entry is made with D set: if it is writable, but on newer kernels not where it was so before."""
-        was_writable = isinstance(old, Leaf) and old.gfn == gfn and bool(old.rights & W_RIGHT)
-        return bool(rights & W_RIGHT) and not (was_writable and self._policy.has("shadow-protected-map-keeps-tlb"))
 
     def _granted(self, page: Page, index: int, gfn: int, rights: int, prefetch: bool) -> tuple[int, bool]:
         """The rights to map with, and whether writing was taken from them."""

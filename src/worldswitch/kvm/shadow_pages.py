@@ -254,9 +254,16 @@ class Pages:
         if wanted & W_RIGHT and not leaf.rights & W_RIGHT and not self.writable(leaf.gfn, True, may_unsync=False):
             wanted &= ~W_RIGHT
         # Entries are made anew as if ahead of an access; newer kernels leave alone what stays as it is.
-        if wanted != leaf.rights or not self._policy.has("shadow-sync-keeps-accessed"):
-            page.entries[index] = Leaf(leaf.gfn, wanted, dirty=bool(wanted & ~leaf.rights & W_RIGHT))
-        return bool(leaf.rights & ~wanted & W_RIGHT)
+        if wanted == leaf.rights and self._policy.has("shadow-sync-keeps-accessed"):
+            return False
+        made = Leaf(leaf.gfn, wanted, dirty=self.made_dirty(leaf, wanted))
+        page.entries[index] = made
+        return loses(self._policy, leaf, made)
+
+    def made_dirty(self, old: Leaf | Page | None, rights: int) -> bool:
+        """Whether an entry that maps the frame of *old*, if that is a leaf, is made with D set."""
+        was_writable = isinstance(old, Leaf) and bool(old.rights & W_RIGHT)
+        return bool(rights & W_RIGHT) and (self._policy.has("spte-update-keeps-tlb") or not was_writable)
 
     def entry_rights(self, page: Page, entry: int) -> tuple[int, int] | None:
         """Frame and rights that a level-1 guest entry grants without a fault of its own; None if it grants none."""
@@ -352,6 +359,25 @@ class Pages:
                 }
                 found.append((gfn, page.role, page.unsync, page.users, page.floods, entries))
         return found
+
+
+@rule(
+    id="shadow-update-flush",
+    sentence="Changing a shadow entry flushes if it takes away the right to write; up to 6.12 also if it clears A or "
+    "D.",
+    depends=("spte-update-keeps-tlb",),
+    source='Since Linux commit 6aa8b732ca01 ("[PATCH] kvm: userspace interface") (v2.6.20), shadow entries that lose '
+    "rights "
+    "are flushed from TLBs. Before that, there was no KVM.",
+    since="5.4",
+    tested="tests/kvm/test_shadow.py::test_what_a_changed_entry_flushes",
+)
+def loses(policy: Policy, old: Leaf, new: Leaf) -> bool:
+    """Whether putting *new* in place of *old* needs a flush (mmu.c, mmu_spte_update)."""
+    if old.rights & ~new.rights & W_RIGHT:
+        return True
+    lost = (old.accessed and not new.accessed) or (old.dirty and not new.dirty)
+    return lost and not policy.has("spte-update-keeps-tlb")
 
 
 @rule(
