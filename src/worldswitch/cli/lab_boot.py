@@ -88,8 +88,9 @@ def exec_(
         return 0
     from worldswitch.lab.machine import run
 
+    limit = _deadline(machine)
     with _ended_politely():
-        started = run(_machine(machine), [job], deadline=_deadline(machine), saved=not fresh, progress=_progress())
+        started = run(_machine(machine), [job], deadline=limit, saved=not fresh, progress=_progress())
     result = started.results[0]
     kept = _keep(result, output, trace, tool)
     if as_json:
@@ -200,8 +201,8 @@ def _start(given: dict[str, Any], default: float) -> Start:
     from worldswitch.lab.emulator import emulator
     from worldswitch.lab.machine import Start
 
-    machine = _machine(given)
     limit = _deadline(given) or default
+    machine = _machine(given)
     return Start(machine, emulator(machine.cpu, machine.kernel.release), limit, time.monotonic() + limit, _progress())
 
 

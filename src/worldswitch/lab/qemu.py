@@ -16,7 +16,11 @@ from worldswitch.lab.emulator import Boot, Command
 from worldswitch.lab.qmp import Control
 
 MODEL = "EPYC,+svm,+npt"
-KERNEL_ARGUMENTS = ("console=ttyS0", "panic=-1", "oops=panic", "quiet")
+KERNEL_ARGUMENTS = (
+    "console=ttyS0", "panic=-1", "oops=panic", "quiet",
+    # What only takes time here: tests of ciphers, of the timer, and moving the kernel about.
+    "cryptomgr.notests", "no_timer_check", "nokaslr", "random.trust_cpu=on",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
