@@ -27,7 +27,8 @@ def _tables(flags: list[set[int]]) -> tuple[Memory, list[int], list[int]]:
         table += 0x1000
         value = sum({PRESENT, WRITABLE, USER} ^ chosen & {PRESENT, WRITABLE, USER} | chosen - {PRESENT, WRITABLE, USER})
         if not value & PAGE_SIZE or level > 3:
-            value |= table
+            # Bit 13 is reserved in a large page, and part of the address here.
+            value = value & ~(1 << 13) | table
         memory.set_word(place, value)
         places.append(place)
         values.append(value)

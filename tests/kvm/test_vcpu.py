@@ -15,10 +15,10 @@ from worldswitch.guest.library import access
 from worldswitch.guest.operations import Load, Nop, Operation, Store, WriteCr, WriteEntry
 from worldswitch.guest.program import Mode, Pages, Program, Space, State, Vcpu
 from worldswitch.kvm.host import Host
-from worldswitch.kvm.machine import NotModelled
+from worldswitch.kvm.machine import INSTANTS, NotModelled
 from worldswitch.kvm.ownership import owned_cr0
 from worldswitch.kvm.policy import Policy
-from worldswitch.kvm.vcpu import INSTANTS, Run, offers, run
+from worldswitch.kvm.vcpu import Run, offers, run
 from worldswitch.x86.registers import CR0, CR4, bit_mask
 
 # tests/data/README.md: kernel, processor, MMU, bit, writes; then the exits.
@@ -196,6 +196,8 @@ def test_features_by_vendor_and_mmu() -> None:
     assert offers(Policy.of("7.2", "amd"), "shstk") and not offers(Policy.of("7.2", "amd", "shadow"), "shstk")
     assert offers(Policy.of("6.1"), "pku") and not offers(Policy.of("6.1", mmu="shadow"), "pku")
     assert not offers(Policy.of("6.1", settings=["cpuid.smep=0"]), "smep")
+    assert offers(Policy.of("6.12"), "lam") and not offers(Policy.of("6.1"), "lam")
+    assert not offers(Policy.of("6.12", "amd"), "lam")
     assert offers(Policy.of("5.10"), "pdpe1gb") and not offers(Policy.of("5.10"), "uintr")
 
 

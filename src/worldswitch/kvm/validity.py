@@ -15,7 +15,7 @@ from worldswitch.x86.registers import CR0, CR4, EFER, REGISTERS, bit_mask
 _PE, _WP, _NW, _CD, _PG = (bit_mask(CR0, name) for name in ("PE", "WP", "NW", "CD", "PG"))
 _PAE, _PCIDE, _LA57, _CET = (bit_mask(CR4, name) for name in ("PAE", "PCIDE", "LA57", "CET"))
 _LME, _LMA = bit_mask(EFER, "LME"), bit_mask(EFER, "LMA")
-_LAM, _VMXE = bit_mask(CR4, "LAM_SUP"), bit_mask(CR4, "VMXE")
+_LAM, _VMXE, _PKE = (bit_mask(CR4, name) for name in ("LAM_SUP", "VMXE", "PKE"))
 _UNKNOWN_TO_KVM = ("SMXE", "KL", "PKS", "UINTR", "LASS", "FRED")
 _KNOWN = sum(1 << bit for name, bit in REGISTERS[CR4].items() if name not in _UNKNOWN_TO_KVM)
 
@@ -71,4 +71,6 @@ def reserved(policy: Policy) -> int:
     unknown = 0 if policy.has("lam-virtualized") and policy.vendor is Vendor.INTEL else _LAM
     if policy.vendor is Vendor.AMD:
         unknown |= _VMXE
+    if not policy.tdp:
+        unknown |= _PKE  # protection keys are offered with two-dimensional paging only
     return ((1 << 64) - 1 & ~_KNOWN) | unknown | reserved_cr4(policy)

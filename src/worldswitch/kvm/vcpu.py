@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING, Any
 
 from worldswitch.errors import MissingError
 from worldswitch.guest.check import features
-from worldswitch.guest.image import MAX_FAULTS, Fault, Image, Report
+from worldswitch.guest.image import MAX_FAULTS, Image, Report
 from worldswitch.guest.program import Mode, Program
 from worldswitch.kvm.backing import Backing, Slot
 from worldswitch.kvm.execute import Guest
 from worldswitch.kvm.host import Host
 from worldswitch.kvm.machine import INSTANTS, Machine, NotModelled
-from worldswitch.kvm.ownership import reserved_cr4
 from worldswitch.kvm.policy import FEATURES, Policy, Vendor
 from worldswitch.kvm.recurrence import repeat
+from worldswitch.kvm.validity import reserved
 from worldswitch.x86.control import Registers
 from worldswitch.x86.exits import reason_name
 from worldswitch.x86.memory import Memory
@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
 _PAGE = 4096
 _NO_STATISTIC = frozenset(("root_loads", "root_unloads", "mmu_resets"))
+_NEVER = frozenset(("KL", "PKS", "UINTR", "LASS", "FRED", "SMX"))
+"""CPUID features that KVM offers to no guest (cpuid.c, kvm_set_cpu_caps; up to 7.2.13)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,15 +124,13 @@ def offers(policy: Policy, feature: str) -> bool:
     name = feature.upper()
     if name in policy.hidden:
         return False
-    if name == "PKU":
-        return policy.tdp
     if name in ("SHSTK", "IBT"):
         shadow_stack = name == "SHSTK" and policy.tdp
         return policy.cet and (policy.vendor is Vendor.INTEL or shadow_stack)
-    if name in ("KL", "PKS", "UINTR", "LASS", "FRED", "SMX"):
+    if name in _NEVER:
         return False
     if name in FEATURES:
-        return not reserved_cr4(policy) & bit_mask(CR4, FEATURES[name])
+        return not reserved(policy) & bit_mask(CR4, FEATURES[name])
     return True
 
 
@@ -164,6 +164,3 @@ def _result(guest: Guest, machine: Machine, image: Image, n: int, executed: int)
         report = Report(n, 0, guest.faults, guest.retries, tuple(guest.log[:MAX_FAULTS]), dict(guest.values))
     rows = None if machine.events is None else tuple(machine.events)
     return Run(n, reasons, counters, dict(machine.userspace), (report,), rows, executed)
-
-
-__all__ = ["INSTANTS", "Fault", "Run", "offers", "run"]
