@@ -67,6 +67,16 @@ def test_lost_events_make_it_tell_nothing(instance: Path) -> None:
     assert Tracer(instance).exits() is None
 
 
+def test_room_is_made_only_for_more_exits_than_fit(instance: Path) -> None:
+    """24,000 exits in a run, as ssdd makes on 5.10 with the TDP MMU, filled the buffer."""
+    found = Tracer(instance)
+    found.watch(9_000)
+    assert not (instance / "buffer_size_kb").exists()
+    found.watch(24_000)
+    assert int((instance / "buffer_size_kb").read_text()) * 1024 >= 24_000 * 72
+    assert (instance / "events/kvm/kvm_exit/enable").read_text() == "1"
+
+
 def test_a_host_without_tracefs_says_why(tmp_path: Path) -> None:
     with pytest.raises(MissingError, match="tracefs"), tracer(tmp_path):
         pass

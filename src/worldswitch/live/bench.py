@@ -156,7 +156,7 @@ def measure(
         tracing = _Tracing(bench.counter, stack) if reasons else None
         times = bench.time(passes, repeat, warmup) if timed else None
         whole, none = bench.count(passes, count_n)
-        traced = tracing.exits(whole.n) if tracing else None
+        traced = tracing.exits(whole.n, whole.counters.get("exits", 0)) if tracing else None
         why = tracing.why if tracing else "it was not asked for"
         bench.finished()
         return _measurement(image, passes, whole, none, times, traced, why, bench, host)
@@ -327,11 +327,11 @@ class _Tracing:
         if self._none is None:
             self._end()
 
-    def exits(self, n: int) -> tuple[dict[str, int], dict[str, int]] | None:
-        """Those of *n* passes, and of none; None if :attr:`why` says why not."""
+    def exits(self, n: int, expected: int) -> tuple[dict[str, int], dict[str, int]] | None:
+        """Those of *n* passes, *expected* in all, and of none; None if :attr:`why` says why not."""
         if self._none is None:
             return None
-        self._tracer.watch()
+        self._tracer.watch(expected)
         whole = self._counter.by_reason(n, self._tracer)
         self._tracer.off()
         self._end()

@@ -31,6 +31,10 @@ _STATISTICS = {
     "nmi_window_exits": "NMI_WINDOW",
 }
 """Statistic -> reason, of those that count one kind of exit (arch/x86/kvm/x86.c, kvm_vcpu_stats_desc)."""
+_FITTING = 15_000
+"""Exits whose events the buffer has room for as it comes (1408 KiB for each CPU)."""
+_EVENT_BYTES = 128
+"""More than a kvm_exit event takes in the ring buffer: 40 to 72 bytes, by kernel."""
 _LINE = re.compile(r" kvm_exit: (?:vcpu \d+ )?reason (.+?) rip ")
 _OVERRUN = re.compile(r"^(?:overrun|dropped events|commit overrun): ([1-9]\d*)", re.MULTILINE)
 
@@ -72,8 +76,10 @@ class Tracer:
         finally:
             (self._here / "tracing_on").write_text("0")
 
-    def watch(self) -> None:
-        """Events again, after :meth:`off`."""
+    def watch(self, exits: int = 0) -> None:
+        """Events again, after :meth:`off`, with room for so many *exits* of one run."""
+        if exits > _FITTING:
+            (self._here / "buffer_size_kb").write_text(str(exits * _EVENT_BYTES >> 10))
         (self._here / "events/kvm/kvm_exit/enable").write_text("1")
 
     def off(self) -> None:
@@ -113,7 +119,7 @@ def tracer(root: Path = ROOT) -> Iterator[Tracer]:
     with tracefs.instance(where) as here:
         try:
             (here / "tracing_on").write_text("0")
-            # The buffer stays as it is, for some 20,000 exits: to resize it takes longer than all the rest.
+            # The buffer stays as it is while it has room: to resize it takes longer than all the rest.
             for name, value in (
                 ("options/event-fork", "1"),
                 ("set_event_pid", str(threading.get_native_id())),
