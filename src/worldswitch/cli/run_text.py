@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from worldswitch.cli.access_text import access_cases, is_access
 from worldswitch.kit.text import faults_each, latencies, name_of, number, reasons
 from worldswitch.record.result import differences
-from worldswitch.report.tables import fields, paragraphs, table
+from worldswitch.report.tables import WIDTH, fields, paragraphs, table
 from worldswitch.units import format_ns
 from worldswitch.x86.exceptions import PAGE_FAULT, error_bits, exception_name
 
 if TYPE_CHECKING:
     from worldswitch.record.result import Cell, FaultSeen, Result, Spread
 
+    Placed = tuple[int, Cell]
+    """A cell and its place among all."""
+
 _WHERE = ("on", "kernel", "cpu", "mmu", "module", "build")
 _PARAMETERS = ("kvm_intel.ept", "kvm_amd.npt", "kvm.tdp_mmu", "kvm.nx_huge_pages")
 _FAULTS_SHOWN = 20
-_ALWAYS = ("program", "n", "unit", "exits", "time", "low – high")
+_LEAST_SHOWN = 0.05
+"""What happens less often than in one unit of twenty is not of the unit."""
+_OTHERS = ("program", "KVM's other counters, for each unit")
 DIFFERS = "≠"
-"""Marks a count that differs from the same program's first cell."""
+"""Marks exits that differ in number from the same program's first cell."""
 
 
 def text(result: Result) -> str:
@@ -32,7 +37,7 @@ def _parts(result: Result) -> Iterator[str]:
     cells = result.cells
     varying = _varying(cells)
     yield fields(_about(result, varying))
-    yield _programs(cells, varying)
+    yield from _programs(cells, varying)
     yield _faults(cells, varying)
     yield from (access_cases(cell) for cell in cells if is_access(cell))
     yield _created(cells, varying)
@@ -75,46 +80,124 @@ def _varying(cells: Sequence[Cell]) -> list[str]:
     return [name for name in _WHERE if len({str(cell.dimensions.get(name)) for cell in cells}) > 1]
 
 
-def _programs(cells: Sequence[Cell], varying: Sequence[str]) -> str:
-    guests = _by_program([(place, cell) for place, cell in enumerate(cells) if cell.create_vm_ns is None])
-    if not guests:
-        return ""
+def _programs(cells: Sequence[Cell], varying: Sequence[str]) -> Iterator[str]:
+    """One table of all programs; under several conditions an overview, then a table for each program."""
+    groups = _by_program([(place, cell) for place, cell in enumerate(cells) if cell.create_vm_ns is None])
     differing = _differing(cells)
+    if not varying:
+        guests = [one for group in groups.values() for one in group]
+        if guests:
+            yield _table(("program", "n", "unit"), guests, differing, "For each unit")
+            yield _other_counters([cell for _, cell in guests])
+        return
+    where = _telling(cells, varying)
+    if len(groups) > 1:
+        yield _overview(groups, where, differing)
+    for name, group in groups.items():
+        counts = {cell.n for _, cell in group}
+        n = f", n = {group[0][1].n:,}" if len(counts) == 1 else ""
+        columns = (*where, *(() if n else ("n",)))
+        yield _table(columns, group, differing, f"{name}: for each {group[0][1].unit}{n}")
+
+
+def _table(first: Sequence[str], placed: Sequence[Placed], differing: set[int], title: str) -> str:
+    """Rows of cells: what *first* names, then exits, times, faults and, last, exits by reason."""
     rows = []
-    for place, cell in guests:
-        exits = cell.per_op.get("exits")
-        mark = f" {DIFFERS}" if place in differing else ""
-        cells_of_row = {
-            "program": _name(cell),
-            **{name: cell.dimensions.get(name) for name in varying},
-            "n": f"{cell.n:,}",
-            "unit": cell.unit,
-            "exits": f"{number(exits)}{mark}" if isinstance(exits, int | float) else None,
-            "of these": reasons(cell.per_op),
-            "time": None if cell.time_ns is None else format_ns(cell.time_ns.mid),
-            "low – high": _limits(cell.time_ns),
-            "faults": faults_each(cell),
-        }
-        rows.append(cells_of_row)
-    columns = [name for name in rows[0] if name in _ALWAYS or any(row[name] is not None for row in rows)]
-    left = ("program", *varying, "unit", "of these")
-    return table(columns, [[row[name] for name in columns] for row in rows], "For each unit", left=left)
-
-
-def _by_program(placed: Sequence[tuple[int, Cell]]) -> list[tuple[int, Cell]]:
-    """The cells of a program one below the other, as they are to be compared; programs and cells in their order."""
-    order: dict[str, list[tuple[int, Cell]]] = {}
     for place, cell in placed:
-        order.setdefault(_name(cell), []).append((place, cell))
-    return [one for group in order.values() for one in group]
+        told = {"program": _name(cell), "n": f"{cell.n:,}", "unit": cell.unit}
+        rows.append(
+            {
+                **{name: told[name] if name in told else cell.dimensions.get(name) for name in first},
+                "exits": _exits(cell, place in differing),
+                "time": None if cell.time_ns is None else format_ns(cell.time_ns.mid),
+                "low – high": _limits(cell.time_ns),
+                "faults": faults_each(cell),
+                "of these exits": reasons(cell.per_op),
+            }
+        )
+    shown = {*first, "exits"}
+    columns = [name for name in rows[0] if name in shown or any(row[name] is not None for row in rows)]
+    left = [name for name in (*first, "of these exits") if name != "n"]
+    return table(columns, [[row[name] for name in columns] for row in rows], title, left=left)
+
+
+def _exits(cell: Cell, differs: bool) -> str | None:
+    exits = cell.per_op.get("exits")
+    if not isinstance(exits, int | float):
+        return None
+    return f"{number(exits)} {DIFFERS}" if differs else number(exits)
+
+
+def _overview(groups: Mapping[str, Sequence[Placed]], where: Sequence[str], differing: set[int]) -> str:
+    """Exits of each program under each condition."""
+    rows: dict[tuple[str, ...], dict[str, str | None]] = {}
+    for name, group in groups.items():
+        for place, cell in group:
+            key = tuple(str(cell.dimensions.get(one, "-")) for one in where)
+            rows.setdefault(key, {})[name] = _exits(cell, place in differing)
+    widths = [max(8, len(one), *(len(key[place]) for key in rows)) + 2 for place, one in enumerate(where)]
+    tables = []
+    for names in _chunks(list(groups), WIDTH - sum(widths)):
+        lines = [[*key, *(row.get(name) for name in names)] for key, row in rows.items()]
+        tables.append(table((*where, *names), lines, "" if tables else "Exits for each unit", left=where))
+    return "\n".join(tables)
+
+
+def _chunks(names: Sequence[str], width: int) -> Iterator[list[str]]:
+    """The names in as many lines as *width* makes needful."""
+    chunk: list[str] = []
+    for name in names:
+        if chunk and sum(max(7, len(one)) + 2 for one in (*chunk, name)) > width:
+            yield chunk
+            chunk = []
+        chunk.append(name)
+    yield chunk
+
+
+def _telling(cells: Sequence[Cell], varying: Sequence[str]) -> list[str]:
+    """The varying conditions but those that follow from the ones before, as the module does from the processor."""
+    telling: list[str] = []
+    for name in varying:
+        seen: dict[tuple[Any, ...], set[str]] = {}
+        for cell in cells:
+            key = tuple(str(cell.dimensions.get(one)) for one in telling)
+            seen.setdefault(key, set()).add(str(cell.dimensions.get(name)))
+        if any(len(values) > 1 for values in seen.values()):
+            telling.append(name)
+    return telling
+
+
+def _other_counters(cells: Sequence[Cell]) -> str:
+    """What else KVM counted for each unit, where it does not tell exits by reason: then it is all there is to see."""
+    rows = []
+    for cell in cells:
+        if reasons(cell.per_op) is not None:
+            continue
+        found = [
+            f"{number(value)} {name}"
+            for name, value in cell.per_op.items()
+            if name != "exits" and isinstance(value, int | float) and value >= _LEAST_SHOWN
+        ]
+        if found:
+            rows.append((_name(cell), ", ".join(found)))
+    return table(_OTHERS, rows, left=_OTHERS) if rows else ""
+
+
+def _by_program(placed: Sequence[Placed]) -> dict[str, list[Placed]]:
+    """The cells of each program, as they are to be compared; programs and cells in their order."""
+    groups: dict[str, list[Placed]] = {}
+    for place, cell in placed:
+        groups.setdefault(_name(cell), []).append((place, cell))
+    return groups
 
 
 def _differing(cells: Sequence[Cell]) -> set[int]:
-    """Places of cells whose counts differ from those of the first cell of the same program."""
+    """Places of cells that make another number of exits than the first cell of the same program."""
     found = set()
     for row in differences(tuple(cells)):
-        first, *others = row["per_op"]
-        found |= {other["cell"] for other in others if other["value"] != first["value"]}
+        if row["counter"] == "exits":
+            first, *others = row["per_op"]
+            found |= {other["cell"] for other in others if other["value"] != first["value"]}
     return found
 
 

@@ -109,7 +109,7 @@ def number(value: float) -> str:
     """As many digits as say something: ``2``, ``0.25``, ``0.003``."""
     if value == round(value):
         return f"{value:,.0f}"
-    return f"{value:,.2f}" if abs(value) >= 0.1 else f"{value:.2g}"
+    return f"{value:,.3f}".rstrip("0") if abs(value) >= 0.1 else f"{value:.2g}"
 
 
 def _fault(fault: Any) -> tuple[Any, ...]:
