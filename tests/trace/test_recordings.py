@@ -255,3 +255,30 @@ def test_each_file_names_its_kernel_and_vendor() -> None:
         assert meta.kernel and uname[2] in meta.kernel
         assert meta.vendor == {"s": "amd", "v": "intel"}[folder[0]], folder
         assert meta.vm_identity == "tgid"
+
+
+# tests/data/README.md: four runs of 75 writes and four of none, four page faults in each; 5.10, whose root depends on
+# CR0.WP, has four more in each run that writes.
+WRITES = {"svm": "cr0_sel_write", "vmx": "CR_ACCESS"}
+FAULTS = {"svm": "npf", "vmx": "EPT_VIOLATION"}
+HALTS = {"svm": "hlt", "vmx": "HLT"}
+
+
+@pytest.mark.parametrize("kernel", ["5.10", "6.1", "6.12", "7.2"])
+@pytest.mark.parametrize("vendor", ["svm", "vmx"])
+def test_recordings_of_the_lab_have_the_exits_of_their_runs(vendor: str, kernel: str) -> None:
+    result = accounted(f"{vendor}-{kernel}-lab", "wp.perf.data")
+    rows = {row.reason: row.count + row.open for row in result.exits if row.reason != "interrupt"}
+    intercepted = vendor == "svm" or kernel == "5.10"
+    expected = {HALTS[vendor]: 8, FAULTS[vendor]: 48 if kernel == "5.10" else 32}
+    assert rows == ({**expected, WRITES[vendor]: 300} if intercepted else expected)
+    assert sum(write.count for write in result.cr_writes) == (300 if intercepted else 0)
+    assert (result.meta.kernel or "").startswith(f"{kernel}.")
+
+
+@pytest.mark.parametrize("kernel", ["5.10", "6.1", "6.12", "7.2"])
+@pytest.mark.parametrize("vendor", ["svm", "vmx"])
+def test_recordings_of_the_lab_have_the_events_of_the_mmu(vendor: str, kernel: str) -> None:
+    trace = whole(f"{vendor}-{kernel}-lab", "wp.perf.data")
+    assert {"kvm_mmu_get_page", "kvm_mmu_set_spte", "fast_page_fault", "kvm_tdp_mmu_spte_changed"} & set(trace.events)
+    assert trace.meta.complete

@@ -267,7 +267,7 @@ def test_every_layout_of_the_sources_decodes(layout: Layout) -> None:
         assert given == [int.from_bytes(data, "little") if size in (1, 2, 4, 8) else data for data in raw], name
 
 
-@pytest.mark.parametrize("folder", sorted({Path(recording).parts[0] for recording in RECORDINGS}))
+@pytest.mark.parametrize("folder", sorted(path.parent.name for path in DATA.glob("*/kvm_exit.format")))
 def test_the_format_in_a_recording_is_the_one_tracefs_showed(folder: str) -> None:
     shown = parse_format((DATA / folder / "kvm_exit.format").read_text(), "kvm")
     for recording in RECORDINGS:
