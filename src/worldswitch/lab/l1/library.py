@@ -38,7 +38,7 @@ unlikely, or in need of a library; their importers do without."""
 
 _LEFT_OUT = frozenset(WITHOUT.split())
 
-ENCODINGS = ("aliases", "ascii", "latin_1", "utf_8", "cp437")
+ENCODINGS = ("aliases", "ascii", "latin_1", "utf_8", "unicode_escape", "cp437")
 
 
 def select(library: Path, extra: Iterable[str] = ()) -> list[Path]:
