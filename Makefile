@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test check bench fuzz system-deps install clean lock
+.PHONY: demo test check bench fuzz lab system-deps install clean lock
 
 install: $(STAMP)
 
@@ -40,6 +40,10 @@ bench: install
 fuzz: install
 	-$(BIN)/python -m pip install --quiet --disable-pip-version-check --requirement requirements-fuzz.lock
 	$(BIN)/python fuzz/run.py
+
+# What the tests of the lab need, in the user's cache: some 300 MB of packages, and five minutes of compiling.
+lab: install
+	$(BIN)/wsw lab fetch 6.1 6.12 --emulators --fast-bochs --tool trace-cmd
 
 # What the tests compare with; what is not there is skipped by name.
 system-deps:

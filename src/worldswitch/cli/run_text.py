@@ -136,7 +136,7 @@ def _overview(groups: Mapping[str, Sequence[Placed]], where: Sequence[str], diff
             key = tuple(str(cell.dimensions.get(one, "-")) for one in where)
             rows.setdefault(key, {})[name] = _exits(cell, place in differing)
     widths = [max(8, len(one), *(len(key[place]) for key in rows)) + 2 for place, one in enumerate(where)]
-    tables = []
+    tables: list[str] = []
     for names in _chunks(list(groups), WIDTH - sum(widths)):
         lines = [[*key, *(row.get(name) for name in names)] for key, row in rows.items()]
         tables.append(table((*where, *names), lines, "" if tables else "Exits for each unit", left=where))

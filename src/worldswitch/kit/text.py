@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from worldswitch.errors import printable
 from worldswitch.live.cells import PASSES
-from worldswitch.live.reasons import NOT_TOLD
-from worldswitch.record.result import BY_REASON
+from worldswitch.record.result import BY_REASON, NOT_TOLD
 from worldswitch.stats.percentile import nearest_rank
 from worldswitch.units import format_ns
 from worldswitch.x86.exceptions import PAGE_FAULT, exception_name
