@@ -332,3 +332,15 @@ def test_finished_machines_are_kept_at_ctrl_c(monkeypatch: pytest.MonkeyPatch, m
     done = run("cr0-wp", "--kernel", "6.1,6.12", "--save", str(tmp_path / "kept.json"))
     assert done.return_value == INTERRUPTED
     assert len(load(tmp_path / "kept.json").cells) == 1
+
+
+def test_the_python_it_prints_does_the_same(machines: Lab, capsys: pytest.CaptureFixture[str]) -> None:
+    code = run(
+        "cr0-wp", "--kernel", "5.10", "--cpu", "intel", "--set", "nx_huge_pages=never", "-n", "5", "--python"
+    ).stdout
+    assert not machines.started
+    exec(code, {})
+    assert "'exits': 2" in capsys.readouterr().out
+    ((machine, (job,)),) = machines.started
+    assert (machine.cpu, dict(machine.settings)) == ("intel", {"nx_huge_pages": "never"})
+    assert job.argv[job.argv.index("-n") + 1] == "5"

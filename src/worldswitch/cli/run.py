@@ -99,7 +99,7 @@ def run(
     work = prepare(programs)
     settings = _settings(work, n, repeat, conditions.features(sets), deadline, rest)
     if as_python:
-        click.echo(_python(work, settings))
+        click.echo(_python(work, settings) if on == "kvm" else _python_on(on, work, settings, asked))
         return DONE
     chosen = machines(on, asked)
     _check_writable(save)
@@ -270,3 +270,31 @@ def _python(work: Sequence[Work], settings: Settings) -> str:
         head += ["from worldswitch.live import create_vm", "from worldswitch.live.device import Kvm"]
         body += ["with Kvm() as kvm:", f"    print(create_vm.measure(create_vm.Plan({chosen}), kvm).create_ns)"]
     return "\n".join([*head, "", *body])
+
+
+def _python_on(on: str, work: Sequence[Work], settings: Settings, asked: Conditions) -> str:
+    """The same by the machines' Protocol."""
+    from dataclasses import fields
+
+    def call(value: Any, kind: type) -> str:
+        given = {one.name: getattr(value, one.name) for one in fields(kind)}
+        default = kind()
+        chosen = (f"{name}={what!r}" for name, what in given.items() if what != getattr(default, name))
+        return f"{kind.__name__}({', '.join(chosen)})"
+
+    asking, running = call(asked, conditions.Conditions), call(settings, Settings)
+    head = ["from pathlib import PosixPath", ""] if "Path(" in asking else []
+    return "\n".join(
+        [
+            *head,
+            "from worldswitch.cli.conditions import Conditions",
+            "from worldswitch.cli.machines import machines",
+            "from worldswitch.cli.work import prepare",
+            "from worldswitch.kit.running import Settings",
+            "",
+            f"work = prepare({[one.spec for one in work]!r})",
+            f"for name, machine in machines({on!r}, {asking}):",
+            f"    for cell in machine.run(work, {running}, print):",
+            "        print(cell)",
+        ]
+    )
