@@ -24,11 +24,17 @@ STEPS = (
         ["whatif", AMD, "--to", "6.12"],
     ),
     ("By which rule of KVM, and where is that written?", ["rules", "cr0-guest-owned"]),
+    (
+        "The same toggle on the executable KVM, under kernels and processors of your choice:",
+        ["run", "cr0-wp", "--on", "model", "--kernel", "5.10,6.12", "--cpu", "intel,amd"],
+    ),
     ("A timeline to open at ui.perfetto.dev:", ["convert", INTEL, "-o", "demo/vmx-5.10-ept.perfetto.json"]),
 )
 
 KVM = "/dev/kvm"
-ON_KVM = (("The same toggle on this machine, by a guest that does nothing else:", ["run", "cr0-wp", "--on", "kvm"]),)
+ON_KVM = (
+    ("The same on the real KVM of this machine, by a guest that does nothing else:", ["run", "cr0-wp", "--on", "kvm"]),
+)
 UNSTABLE = 4
 """Status of a run on a host too busy for exact counts; they are shown all the same."""
 
