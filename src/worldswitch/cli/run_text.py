@@ -90,7 +90,8 @@ def _programs(cells: Sequence[Cell], varying: Sequence[str]) -> Iterator[str]:
             yield _table(("program", "n", "unit"), guests, differing, "For each unit")
             yield _other_counters([cell for _, cell in guests])
         return
-    where = _telling(cells, varying)
+    # The module follows from the processor.
+    where = [name for name in varying if name != "module" or "cpu" not in varying]
     if len(groups) > 1:
         yield _overview(groups, where, differing)
     for name, group in groups.items():
@@ -152,19 +153,6 @@ def _chunks(names: Sequence[str], width: int) -> Iterator[list[str]]:
             chunk = []
         chunk.append(name)
     yield chunk
-
-
-def _telling(cells: Sequence[Cell], varying: Sequence[str]) -> list[str]:
-    """The varying conditions but those that follow from the ones before, as the module does from the processor."""
-    telling: list[str] = []
-    for name in varying:
-        seen: dict[tuple[Any, ...], set[str]] = {}
-        for cell in cells:
-            key = tuple(str(cell.dimensions.get(one)) for one in telling)
-            seen.setdefault(key, set()).add(str(cell.dimensions.get(name)))
-        if any(len(values) > 1 for values in seen.values()):
-            telling.append(name)
-    return telling
 
 
 def _other_counters(cells: Sequence[Cell]) -> str:
