@@ -1,4 +1,4 @@
-"""The field kit the lab's guest gets: its modules, no programs; those travel with each run."""
+"""The field kit the lab's guest gets, the same that ``wsw bundle`` writes."""
 
 from __future__ import annotations
 
@@ -24,15 +24,14 @@ def lab_kit() -> Kit:
         digest.update(f"{path.relative_to(root)} {status.st_size} {status.st_mtime_ns}\n".encode())
 
     def fill(folder: Path) -> Mapping[str, Any]:
-        (folder / _NAME).write_bytes(_content(root))
+        (folder / _NAME).write_bytes(_content())
         return {}
 
     content = (cached("kits", digest.hexdigest()[:16], fill) / _NAME).read_bytes()
     return Kit(hashlib.sha256(content).hexdigest(), lambda: content)
 
 
-def _content(root: Path) -> bytes:
-    from worldswitch import __version__
-    from worldswitch.kit import archive
+def _content() -> bytes:
+    from worldswitch.cli.bundle import all_images, kit
 
-    return archive.pack(archive.modules(root), {}, {"version": __version__, "programs": {}})
+    return kit(all_images())
