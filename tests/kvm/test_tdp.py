@@ -120,6 +120,29 @@ def test_what_a_reload_finds(kernel: str, mmu: str, left: int) -> None:
     assert tdp.pages()[0] == left
 
 
+@pytest.mark.parametrize(
+    ("kernel", "role", "left"),
+    [
+        # Up to 5.18 there is a set of tables for each value of CR0.WP; the others are in the one for WP set.
+        ("5.10", (True, True), 1),
+        ("5.10", (False, True), 0),
+        # From 5.19 on there is one, and the last reference to it counts; 6.2 does not keep roots.
+        ("6.2.10", (), 1),
+    ],
+)
+def test_a_root_that_another_vcpu_has_loaded_stays(kernel: str, role: tuple[bool, ...], left: int) -> None:
+    def left_with(host: Host) -> int:
+        tdp = _tdp(Policy.of(kernel, mmu="tdp"), host, huge=False)
+        tdp.load(role)
+        tdp.map(FIRST, False)
+        tdp.unload()
+        tdp.load(role)
+        return tdp.pages()[0]
+
+    assert left_with(Host(other_vcpus=True)) == left
+    assert left_with(Host()) == 0
+
+
 def test_a_fetch_from_a_page_of_its_own_size_is_no_split() -> None:
     tdp = _tdp(Policy.of("6.12", settings={"nx_huge_pages": "force"}), huge=False)
     assert _reach(tdp, FIRST, True) == 1

@@ -73,7 +73,9 @@ class Tdp:
 
     def unload(self) -> bool:
         """Drop the root; True if that freed its tables (see :func:`roots_after_reset`)."""
-        zapped = self.tree is not None and roots_after_reset(self._policy) is Roots.REBUILT
+        # A role without bits is that of every vCPU; the first bit is CR0.WP.
+        held = self._host.other_vcpus and all(self._role[:1])
+        zapped = self.tree is not None and roots_after_reset(self._policy, sole=not held) is Roots.REBUILT
         if zapped:
             del self._trees[self._role]
         self.tree = None
