@@ -247,13 +247,9 @@ def test_recorded_layouts_are_those_of_the_kernels_sources(recording: str) -> No
     assert checked >= 3
 
 
-def test_recordings_carry_every_layout_but_those_of_two_kernels_mmu() -> None:
-    """kvmmmu was recorded of 5.10 and 6.1; for the others the table itself is the source of the test below."""
+def test_recordings_carry_every_layout_of_the_kernels_sources() -> None:
     seen = {(name, kernel_of(recording)) for recording in RECORDINGS for name in formats_of(recording)}
-    missing = [layout for layout in parsed_layouts() if (layout.event, layout.kernel) not in seen]
-    assert {layout.kernel for layout in missing} == {"6.12", "7.2"}
-    mmu = ("kvm_mmu_", "kvm_tdp_mmu_", "fast_page_fault")
-    assert all(layout.event.startswith(mmu) for layout in missing)
+    assert [layout for layout in parsed_layouts() if (layout.event, layout.kernel) not in seen] == []
 
 
 @pytest.mark.parametrize("layout", parsed_layouts(), ids=str)
