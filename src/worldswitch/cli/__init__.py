@@ -23,6 +23,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "record": ("record", "Record the KVM events that the other commands need."),
     "rules": ("rules", "List the rules of KVM, each with its source."),
     "run": ("run", "Run guest programs and say what their world switches were."),
+    "tables": ("tables", "Show published measurements beside the model and its errors."),
     "whatif": ("whatif", "Say what another kernel or setting would save."),
 }
 """Command -> the module of this package it lives in, and one line of help."""
