@@ -59,7 +59,7 @@ class _Outcome:
     help="Where to run: kvm is this host's, lab an emulator, model the executable KVM.  [default: kvm]",
 )
 @click.option("-n", type=click.IntRange(1, LARGEST_N), help="Units to time, such as pairs.  [default: the program's]")
-@click.option("--repeat", type=click.IntRange(0, MOST_RUNS), help="Timed runs; 0 only counts.  [default: 5; lab 0]")
+@click.option("--repeat", type=click.IntRange(0, MOST_RUNS), help="Timed runs; 0 only counts.  [default: 6; lab 0]")
 @click.option(
     "--set", "sets", multiple=True, metavar="NAME=VALUE", help="cpuid.FEATURE=0|1; lab, model: nx_huge_pages=never, ..."
 )

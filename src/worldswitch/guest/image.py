@@ -96,7 +96,7 @@ class Image:
     vmcalls: tuple[int, ...] = ()
     operations: dict[int, str] = field(default_factory=dict)
     listing: tuple[tuple[int, int, str], ...] = ()
-    default_n: int = 1000
+    default_n: int = 500
     expect: str = ""
     parameters: dict[str, int | bool | str] = field(default_factory=dict)
 

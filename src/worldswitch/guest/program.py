@@ -144,7 +144,7 @@ class Program:
     huge: bool = False
     layout: Layout | None = None
     features: frozenset[str] = frozenset()
-    default_n: int = 1000
+    default_n: int = 500
     expect: str = ""
     source: str = ""
 

@@ -100,7 +100,7 @@ def _create_vm(kvm: Kvm, settings: Settings, host: Here, say: Say) -> Iterator[C
 
 
 def _guest(kvm: Kvm, image: Image, settings: Settings, host: Here, say: Say) -> Cell:
-    from worldswitch.live.bench import measure
+    from worldswitch.live.bench import REPEAT, measure
     from worldswitch.live.cells import program_cell
 
     def progress(done: int, foreseen: int) -> None:
@@ -109,7 +109,7 @@ def _guest(kvm: Kvm, image: Image, settings: Settings, host: Here, say: Say) -> 
     found = measure(
         image,
         n=settings.n,
-        repeat=5 if settings.repeat is None else settings.repeat,
+        repeat=REPEAT if settings.repeat is None else settings.repeat,
         hide=[name for name, shown in settings.features.items() if not shown],
         show=[name for name, shown in settings.features.items() if shown],
         deadline_s=settings.deadline,
