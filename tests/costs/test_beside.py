@@ -85,7 +85,7 @@ def test_the_noise_is_that_of_the_shadow_pairs() -> None:
     ],
 )
 def test_what_the_model_counts_in_a_step(table: str, column: str, stage: str, counts: dict[str, float]) -> None:
-    assert per_step(*cell(table, column, stage)) == {"step": 1, **counts}
+    assert per_step(*cell(table, column, stage)) == {"work.ssdd": 1, **counts}
 
 
 def test_only_the_tdp_mmu_of_old_kernels_faults_its_pages_in_again() -> None:

@@ -15,6 +15,7 @@ from worldswitch.errors import MissingError, WorldswitchError, printable
 COMMANDS: dict[str, tuple[str, str]] = {
     "analyze": ("analyze", "Say what the world switches in a trace cost, and why they happened."),
     "bundle": ("bundle", "Write one file that runs guest programs where there is nothing but python3."),
+    "calibrate": ("calibrate", "Take what exits cost from measurements, for wsw run --on model --costs."),
     "compare": ("compare", "Say in what two results of wsw run differ: counts exactly, times with an interval."),
     "convert": ("convert", "Write a trace in another format."),
     "kernels": ("kernels", "List kernels and the facts about KVM in each, or how two differ."),

@@ -40,6 +40,7 @@ class Conditions:
         smp: CPUs of the machine that has KVM; 0 is its default.
         jobs: Places at once; 0 is the machine's default.
         trace: File for a recording.
+        costs: File of costs, to turn counts into times.
     """
 
     kernels: tuple[str, ...] = ()
@@ -52,6 +53,7 @@ class Conditions:
     smp: int = 0
     jobs: int = 0
     trace: str | None = None
+    costs: Path | None = None
 
     def places(self, kernels: Sequence[str] = (), cpus: Sequence[str] = ("amd",)) -> Iterator[Place]:
         """Every kernel with every processor and way to page, the kernels outermost; *kernels* and *cpus* where none
@@ -72,6 +74,7 @@ class Conditions:
 _HEEDED: dict[str, tuple[str, ...]] = {
     "kernel": ("lab", "model"), "cpu": ("lab", "model"), "mmu": ("lab", "model"), "set": ("lab", "model"),
     "build": ("lab",), "kernel_image": ("lab",), "modules": ("lab",), "smp": ("lab",), "jobs": ("lab", "model"),
+    "costs": ("model",),
 }  # fmt: skip
 """Option -> the machines that have such a choice; ``set`` is of parameters, as every machine can hide features."""
 
@@ -82,6 +85,7 @@ _OPTIONS = (
     click.option("--build", metavar="NAME,...", help="lab: KVM as wsw lab build made it; stock is the kernel's own."),
     click.option("--kernel-image", metavar="FILE", type=click.Path(path_type=Path), help="lab: a bzImage."),
     click.option("--modules", metavar="DIR", type=click.Path(path_type=Path), help="lab: its modules."),
+    click.option("--costs", metavar="FILE", type=click.Path(path_type=Path), help="model: costs, to tell times."),
     click.option("--smp", type=click.IntRange(1, 64), help="lab: CPUs of each machine.  [default: 1]"),
     click.option("-j", "--jobs", type=click.IntRange(1, 256), help="lab: machines at once.  [default: 2]"),
 )
@@ -125,6 +129,7 @@ def take(given: MutableMapping[str, Any], sets: Sequence[str], on: str, trace: s
         taken["smp"] or 0,
         taken["jobs"] or 0,
         trace,
+        taken["costs"],
     )
 
 

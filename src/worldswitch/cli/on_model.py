@@ -10,7 +10,10 @@ from worldswitch.errors import UnknownNameError, UsageError, WorldswitchError, p
 from worldswitch.kit.running import Failure, Say, Settings, Work
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from worldswitch.cli.conditions import Conditions, Place
+    from worldswitch.costs.atoms import Costs
     from worldswitch.guest.image import Report
     from worldswitch.kvm.host import Host
     from worldswitch.kvm.policy import Policy
@@ -36,6 +39,7 @@ class OnModel:
         parameters = dict(conditions.parameters)
         self._host = _host({name: parameters.pop(name) for name in list(parameters) if name.startswith(_HOST)})
         self._given = dict(conditions.parameters)
+        self._costs = _costs(conditions.costs)
         self._parameters = parameters
         self._places = tuple(conditions.places())
         for place in self._places:
@@ -85,7 +89,39 @@ class OnModel:
             dimensions["set"] = self._given
         from dataclasses import replace
 
-        return replace(cell, dimensions=dimensions)
+        cell = replace(cell, dimensions=dimensions)
+        return cell if self._costs is None else priced(cell, str(policy.mmu), self._costs)
+
+
+def priced(cell: Cell, mmu: str, costs: Costs) -> Cell:
+    """The cell with the time of a unit by *costs*, and a note on where that is from or why there is none."""
+    from dataclasses import replace
+
+    from worldswitch.costs.atoms import WORK
+    from worldswitch.costs.events import events
+    from worldswitch.record.result import BY_REASON
+
+    counts = {name: value for name, value in cell.per_op.items() if not isinstance(value, Mapping)}
+    reasons = cell.per_op[BY_REASON]
+    assert isinstance(reasons, Mapping)
+    work = {} if cell.unit[:1].isdigit() else {f"{WORK}{cell.dimensions['program']}": 1.0}
+    found = costs.price({**work, **events(counts, reasons, mmu)})
+    notes = [f"no time: {event} {why}" for event, why in found.unpriced.items()]
+    if found.time is not None:
+        notes += [f"time by the cost of {atom.event}: {atom.origin}" for atom in found.used]
+        if not any(atom.event.startswith(WORK) for atom in found.used):
+            notes.append(
+                "time is that of the exits; the guest's own work is in it only as far as a cost's origin says so"
+            )
+    return replace(cell, time_ns=found.time, notes=(*cell.notes, *notes))
+
+
+def _costs(path: Path | None) -> Costs | None:
+    if path is None:
+        return None
+    from worldswitch.costs.atoms import load
+
+    return load(path)
 
 
 def _host(given: Mapping[str, str]) -> Host:

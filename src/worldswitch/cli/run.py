@@ -209,9 +209,18 @@ def _result(
     from worldswitch.record.result import Environment, Provenance, Result
 
     parameters = {**asdict(settings), **asked.document()}
-    provenance = Provenance(__version__, argv, parameters, None, started, _now())
+    provenance = Provenance(__version__, argv, parameters, None, started, _now(), _origins(asked))
     environment = chosen[0][1].environment() if len(chosen) == 1 else Environment()
     return Result(tuple(done.cells), provenance, environment)
+
+
+def _origins(asked: Conditions) -> dict[str, str]:
+    """Where each cost that was given is from."""
+    if asked.costs is None:
+        return {}
+    from worldswitch.costs.atoms import load
+
+    return {atom.event: atom.origin for atom in load(asked.costs).atoms}
 
 
 def _show(result: Result, done: _Outcome, as_json: bool) -> None:
