@@ -53,7 +53,7 @@ def test_text_marks_fitted_cells_and_says_what_misses_and_what_cannot_be_told() 
     assert ["before", "TDP", "88.7*"] in [row[:3] for row in rows]
     assert ["before", "TDP", "66.1"] in [row[:3] for row in rows]
     assert "What misses" in text and "What these tables cannot tell" in text
-    assert max(map(len, text.splitlines())) <= 110
+    assert max(map(len, text.splitlines())) <= 100
 
 
 def test_check_is_silent_where_all_is_as_told() -> None:

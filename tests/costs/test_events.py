@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from worldswitch.costs.events import OTHER, events, exit_kind
+from traces import DATA
+from worldswitch.costs.events import OTHER, events, exit_kind, trace_events
 
 
 @pytest.mark.parametrize(
@@ -39,3 +40,29 @@ def test_reasons_of_one_kind_add_up_and_roots_go_by_mmu() -> None:
     assert events(counters, by_reason, "legacy") == {"exit.cr": 18, "root_reload.legacy": 8}
     assert events(counters, by_reason, "shadow") == {"exit.cr": 18, "root_reload.shadow": 12}
     assert events({"root_unloads": 0}, {}, "tdp") == {}
+
+
+@pytest.mark.parametrize(
+    ("recording", "least"),
+    [
+        # 200 writes of WP by the TDP MMU of 5.10: 200 exits and 804 page faults; 2000 writes on 6.1: 2000 and 4.
+        ("svm-5.10-npt-tdpmmu/wp.trace.dat", {"exit.cr": 200, "exit.violation": 804}),
+        ("svm-6.1-npt/wp.trace.dat", {"exit.cr": 2000, "exit.violation": 4}),
+    ],
+)
+def test_exits_of_a_recording_by_kind(recording: str, least: dict[str, float]) -> None:
+    from worldswitch.trace import open_source
+
+    found = trace_events(open_source(DATA / recording))
+    assert {name: found[name] for name in least} == least
+
+
+def test_a_trace_of_the_model_has_the_exits_its_counters_have() -> None:
+    from worldswitch.guest import library
+    from worldswitch.kvm.policy import Policy
+    from worldswitch.kvm.vcpu import run
+
+    for cpu in ("intel", "amd"):
+        done = run(library.program("ssdd"), Policy.of("5.10", cpu, "tdp"), 20, record=True)
+        counted = events(done.counters, done.exits_by_reason, "tdp")
+        assert trace_events(done.trace()) == {name: n for name, n in counted.items() if name.startswith("exit.")}

@@ -133,14 +133,14 @@ def _reasons(found: Comparison) -> dict[str, str]:
 
 def describe(found: Comparison, shown: tuple[Table, ...]) -> str:
     """The tables, the ratios, the costs, and what is wrong or not known, as text."""
-    from worldswitch.report.tables import paragraphs, table
+    from worldswitch.report.tables import paragraphs, table, wrapped
 
     names = {one.id for one in shown}
     parts = []
     for one in shown:
         rows = [_cell_row(cell) for cell in found.cells if cell.table.id == one.id]
         columns = ("row", "column", "published", "model", "error", "null", "null's")
-        title = f"{one.id}: {one.title}, seconds\n{one.source}"
+        title = f"{one.id}: {one.title}, seconds\n{wrapped(one.source)}"
         parts.append(table(columns, rows, title, ("row", "column")))
     ratios = [_ratio_row(ratio) for ratio in found.ratios if ratio.table in names]
     headings = ("table", "column", "stages", "published", "model", "error", "null", "null's", "")

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from worldswitch.record.trace import EventSource
 
 _KINDS = {
     "CR_ACCESS": "cr",
@@ -58,3 +62,27 @@ def events(counters: Mapping[str, float], exits_by_reason: Mapping[str, float], 
         found[kind] = found.get(kind, 0) + count
     found[f"root_reload.{mmu}"] = counters.get("root_loads" if mmu == "shadow" else "root_unloads", 0)
     return {name: count for name, count in found.items() if count}
+
+
+def trace_events(source: EventSource) -> dict[str, float]:
+    """How often each kind of exit is in a trace.
+
+    Reloads of roots are no events of KVM's, so they are in no trace, and not in the price of one.
+    """
+    import numpy as np
+
+    from worldswitch.x86.exits import ISA_SVM, ISA_VMX, reason_name
+
+    found: dict[str, float] = {}
+    for batch in source.batches({"kvm_exit": ("exit_reason", "isa")}):
+        table = batch.table("kvm_exit")
+        if not table:
+            continue
+        reasons = table["exit_reason"].astype(np.int64)
+        silent = ISA_SVM if source.meta.vendor == "amd" else ISA_VMX
+        isas = table["isa"].astype(np.int64) if "isa" in table else np.full(len(reasons), silent)
+        pairs, counts = np.unique(np.stack([isas, reasons]), axis=1, return_counts=True)
+        for isa, reason, count in zip(*pairs.tolist(), counts.tolist(), strict=True):
+            kind = exit_kind(reason_name(isa, reason))
+            found[kind] = found.get(kind, 0) + count
+    return found
