@@ -406,6 +406,14 @@ def test_conditions_that_vary_are_columns_and_differences_are_marked(monkeypatch
     assert document["differences"][0]["counter"] == "exits"
 
 
+def test_a_note_names_the_machine_it_is_about(monkeypatch: pytest.MonkeyPatch) -> None:
+    here, there = cell("6.1", 2, notes=("host busy", "shared")), cell("6.1", 2, notes=("shared",))
+    there.dimensions["on"] = "other"
+    lines = run_fake(monkeypatch, here, there).stdout.splitlines()
+    assert "- fake: host busy" in lines
+    assert "- shared" in lines
+
+
 def test_reasons_are_told_most_frequent_first(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = cell("6.1", 3)
     seen.per_op[BY_REASON].update({"CR_ACCESS": 0.5, "EPT_VIOLATION": 2.5})

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from worldswitch.cli.access_text import access_cases, is_access
@@ -45,14 +45,24 @@ def _parts(result: Result) -> Iterator[str]:
 
 
 def notes(cells: Sequence[Cell]) -> Iterator[str]:
-    """Each note once, with the programs it is about where those are not all."""
-    about: dict[str, dict[str, None]] = {}
+    """Each note once, with the programs and machines it is about where those are not all."""
+    about: dict[str, list[Cell]] = {}
     for cell in cells:
-        for note in cell.notes:
-            about.setdefault(note, {})[_name(cell)] = None
-    everyone = {_name(cell) for cell in cells}
-    for note, names in about.items():
-        yield note if len(names) == len(everyone) else f"{', '.join(names)}: {note}"
+        for note in dict.fromkeys(cell.notes):
+            about.setdefault(note, []).append(cell)
+    for note, those in about.items():
+        parts = [", ".join(some) for of in (_name, _machine) if (some := _if_not_all(those, cells, of))]
+        yield f"{' on '.join(parts)}: {note}" if parts else note
+
+
+def _machine(cell: Cell) -> str:
+    return str(cell.dimensions.get("on"))
+
+
+def _if_not_all(some: Sequence[Cell], cells: Sequence[Cell], of: Callable[[Cell], str]) -> list[str]:
+    """What *some* of the *cells* are, each once; nothing if there is no other."""
+    found = list(dict.fromkeys(map(of, some)))
+    return found if len(found) < len(set(map(of, cells))) else []
 
 
 def _about(result: Result, varying: Sequence[str]) -> Iterator[tuple[str, Any]]:
