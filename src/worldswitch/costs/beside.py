@@ -13,10 +13,15 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from itertools import combinations, pairwise
+from typing import TYPE_CHECKING
 
 from worldswitch.costs.events import events
 from worldswitch.costs.fit import Fit, Observed, least_squares
 from worldswitch.costs.published import REFERENCE, STAGES, Cell, Published, Table
+
+if TYPE_CHECKING:
+    from worldswitch.guest.image import Image
+    from worldswitch.guest.program import Program
 
 MOST_FITTED = 10
 WITHIN = 0.15
@@ -182,16 +187,25 @@ def per_step(table: Table, cell: Cell) -> Mapping[str, float]:
 
 @cache
 def _per_step(kernel: str, cpu: str, mmu: str, program: str) -> Mapping[str, float]:
-    from worldswitch.guest import library
     from worldswitch.kvm.host import Host
     from worldswitch.kvm.policy import Policy
     from worldswitch.kvm.vcpu import run
 
-    guest, policy, host = library.program(program), Policy.of(kernel, cpu, mmu), Host(other_vcpus=True)
-    warm, whole = (run(guest, policy, steps, host=host) for steps in (_WARM, _STEPS))
+    guest, image = _guest(program)
+    policy, host = Policy.of(kernel, cpu, mmu), Host(other_vcpus=True)
+    warm, whole = (run(guest, policy, steps, host=host, image=image) for steps in (_WARM, _STEPS))
     before, after = (events(found.counters, found.exits_by_reason, mmu) for found in (warm, whole))
     each = {name: (count - before.get(name, 0)) / (_STEPS - _WARM) for name, count in after.items()}
     return {STEP: 1.0} | {name: count for name, count in each.items() if count and name not in IN_STEP}
+
+
+@cache
+def _guest(program: str) -> tuple[Program, Image]:
+    from worldswitch.guest import library
+    from worldswitch.guest.assemble import assemble
+
+    guest = library.program(program)
+    return guest, assemble(guest)
 
 
 def null(published: Published, fit: Fit, table: Table, cell: Cell) -> float | None:
