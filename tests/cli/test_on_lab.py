@@ -39,7 +39,7 @@ def kernel_files(spec: str) -> KernelFiles:
 
 
 def build_files(name: str) -> BuildFiles:
-    return BuildFiles(name, "6.1.0-50-cloud-amd64", Path(name), {}, {"reverted": ["cr0-wp-owned"]})
+    return BuildFiles(name, "6.1.0-50-cloud-amd64", Path(name), {}, {"version": "6.1.176"})
 
 
 class Lab:
@@ -156,7 +156,16 @@ def test_builds_are_compared_on_the_kernel_they_are_for(machines: Lab) -> None:
     assert [one["dimensions"]["build"] for one in found["results"]] == ["before", "between", "stock"]
     assert [machine.build and machine.build.name for machine, _ in machines.started] == ["before", "between", None]
     assert {machine.kernel.release for machine, _ in machines.started} == {"6.1.0-50-cloud-amd64"}
-    assert json.loads(found["results"][0]["environment"]["machine"]["built_from"]) == {"reverted": ["cr0-wp-owned"]}
+    assert json.loads(found["results"][0]["environment"]["machine"]["built_from"]) == {"version": "6.1.176"}
+
+
+def test_a_line_named_beside_a_build_is_the_kernel_the_build_is_for(machines: Lab) -> None:
+    """A newer kernel of the line was fetched since; the build's modules would not load in it."""
+    run("cr0-wp", "--kernel", "6.1,6.12", "--build", "stock,before")
+    releases = [machine.kernel.release for machine, _ in machines.started]
+    assert releases == ["6.1.0-50-cloud-amd64", "6.1.0-50-cloud-amd64", "6.12.0-cloud-amd64", "6.12.0-cloud-amd64"]
+    run("cr0-wp", "--kernel", "6.1")
+    assert machines.started[-1][0].kernel.release == "6.1.0-cloud-amd64"
 
 
 def test_builds_are_a_column_of_the_table() -> None:

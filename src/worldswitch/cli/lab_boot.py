@@ -17,7 +17,7 @@ from worldswitch.errors import MissingError, UsageError, printable
 from worldswitch.units import parse_duration
 
 if TYPE_CHECKING:
-    from worldswitch.lab.artifacts import KernelFiles
+    from worldswitch.lab.artifacts import BuildFiles, KernelFiles
     from worldswitch.lab.jobs import JobResult
     from worldswitch.lab.machine import Machine, Start
 
@@ -177,15 +177,16 @@ def _machine(given: dict[str, Any]) -> Machine:
     for name, value in settings.mmu(given["mmu"], given["cpu"]).items():
         chosen.setdefault(name, value)
     build = artifacts.build(given["build"]) if given["build"] else None
-    kernel = _kernel(given, build.release if build else None)
+    kernel = _kernel(given, build)
     tools = tuple(dict.fromkeys(given["tools"]))
     return Machine(kernel, given["cpu"], chosen, build, given["smp"], given["memory"], tools, lab_kit())
 
 
-def _kernel(given: dict[str, Any], release: str | None) -> KernelFiles:
+def _kernel(given: dict[str, Any], build: BuildFiles | None) -> KernelFiles:
     from worldswitch.lab import artifacts
 
-    image, modules, spec = given["kernel_image"], given["modules"], given["kernel"] or release
+    image, modules = given["kernel_image"], given["modules"]
+    spec = given["kernel"] or (build.release if build else None)
     if image is not None:
         if given["kernel"] or modules is None:
             raise UsageError("--kernel-image needs --modules with its modules, and no --kernel beside it")
@@ -194,7 +195,7 @@ def _kernel(given: dict[str, Any], release: str | None) -> KernelFiles:
         raise UsageError("--modules goes with --kernel-image")
     if not spec:
         raise UsageError("name a kernel: --kernel 6.12, --kernel-image FILE --modules DIR, or --build NAME")
-    return artifacts.kernel(spec)
+    return artifacts.kernel_for(spec, build)
 
 
 def _start(given: dict[str, Any], default: float) -> Start:

@@ -57,15 +57,17 @@ class Spot:
         build = _build(self.build)
         settings = {**_paging(self.place, self.conditions.parameters), **self.conditions.parameters}
         smp = self.conditions.smp or 1
-        return Machine(self._kernel(), self.place.cpu, settings, build, smp, tools=tools, kit=kit)
+        return Machine(self._kernel(build), self.place.cpu, settings, build, smp, tools=tools, kit=kit)
 
-    def _kernel(self) -> KernelFiles:
+    def _kernel(self, build: BuildFiles | None) -> KernelFiles:
         from worldswitch.lab import artifacts
 
         asked = self.conditions
         if asked.kernel_image and asked.modules:
             return artifacts.own_kernel(asked.kernel_image, asked.modules)
-        return artifacts.kernel(self.place.kernel)
+        if self.build == STOCK:
+            build = next(iter(_fitting(self.place.kernel, asked.builds)), None)
+        return artifacts.kernel_for(self.place.kernel, build)
 
 
 def spots(conditions: Conditions) -> Iterator[Spot]:
@@ -107,6 +109,16 @@ def _build(name: str) -> BuildFiles | None:
     from worldswitch.lab import artifacts
 
     return artifacts.build(name) if name and name != STOCK else None
+
+
+def _fitting(kernel: str, names: tuple[str, ...]) -> Iterator[BuildFiles]:
+    """Of the builds of those names, the ones for *kernel*, beside which its own KVM is to run on the same version."""
+    from worldswitch.lab import artifacts
+
+    for name in names:
+        build = _build(name)
+        if build and artifacts.names(kernel, build.release, str(build.stamp.get("version", ""))):
+            yield build
 
 
 def _paging(place: Place, given: Mapping[str, str]) -> dict[str, str]:

@@ -12,7 +12,7 @@ import shutil
 import struct
 import subprocess
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -138,6 +138,17 @@ def kernel(spec: str) -> KernelFiles:
     about = entry.about
     vmlinuz, modules = entry.path / str(about["vmlinuz"]), entry.path / str(about["modules"])
     return KernelFiles(spec, str(about["version"]), entry.name, vmlinuz, modules, str(about["package"]))
+
+
+def kernel_for(spec: str, build: BuildFiles | None) -> KernelFiles:
+    """The kernel that *build* is for, if *spec* names it; else the one :func:`kernel` finds, such as a newer one.
+
+    Raises:
+        MissingError: It is not fetched, or it is damaged.
+    """
+    if build and names(spec, build.release, str(build.stamp.get("version", ""))):
+        return replace(kernel(build.release), spec=spec)
+    return kernel(spec)
 
 
 def own_kernel(vmlinuz: Path, modules: Path) -> KernelFiles:
