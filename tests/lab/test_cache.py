@@ -168,3 +168,13 @@ def test_the_manifest_names_every_file(own_cache):
         # printf content | sha256sum
         "sub/file": [7, "ed7002b439e9ac845f22357d822bac1444730fbdb6016d3ec9432297b9ec9f73"],
     }
+
+
+def test_changed_content_below_a_path_is_an_error_and_paths_elsewhere_are_not(tmp_path):
+    entry = cache.store("tools", "one", fill)
+    cache.unchanged(entry.path / "sub/file", "fetch it again")
+    (entry.path / "sub/file").write_bytes(b"CONTENT")
+    with pytest.raises(MissingError, match="is damaged: the content of sub/file was changed; fetch it again"):
+        cache.unchanged(entry.path / "link", "fetch it again")
+    cache.unchanged(tmp_path / "elsewhere", "fetch it again")
+    cache.unchanged(cache.root(), "fetch it again")

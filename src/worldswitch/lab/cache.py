@@ -120,6 +120,21 @@ def whole(entry: Entry, remedy: str) -> Entry:
     return entry
 
 
+def unchanged(path: Path, remedy: str) -> None:
+    """Check, if *path* lies in the cache, that every file of its entry has the content it was stored with.
+
+    Raises:
+        MissingError: It is damaged; the message ends in *remedy*.
+    """
+    try:
+        kind, name, *_ = path.relative_to(root()).parts
+    except ValueError:
+        return
+    entry = find(kind, name)
+    if entry and (damage := entry.damage(thorough=True)):
+        raise MissingError(f"{entry.path} in the cache is damaged: {printable(damage)}; {remedy}")
+
+
 def store(kind: str, name: str, fill: Callable[[Path], Mapping[str, Any]], *, anew: bool = False) -> Entry:
     """The entry, filled first unless it is there and undamaged.
 

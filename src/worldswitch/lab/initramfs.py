@@ -115,6 +115,8 @@ def guest_archive(guest: Guest) -> Path:
     key = guest_key(guest)
 
     def fill(folder: Path) -> Mapping[str, Any]:
+        for root in (guest.userland, *guest.tools.values()):
+            cache.unchanged(root, _AGAIN)
         (folder / "guest.cpio").write_bytes(_guest(guest).pack())
         return {"userland": str(guest.userland), "tools": sorted(guest.tools)}
 

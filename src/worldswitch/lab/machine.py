@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from worldswitch.errors import MissingError, printable
-from worldswitch.lab import artifacts, diskio, initramfs, settings
+from worldswitch.lab import artifacts, cache, diskio, initramfs, settings
 from worldswitch.lab.artifacts import BuildFiles, KernelFiles
 from worldswitch.lab.console import Running
 from worldswitch.lab.emulator import MEMORY, Boot, Emulator, emulator
@@ -149,6 +149,7 @@ class Start:
     def files(self, folder: Path, interactive: bool = False) -> tuple[Boot, Setup]:
         """Make in *folder* what a start needs but the first disk, and say what the guest must do before its jobs."""
         machine = self.machine
+        _unchanged(machine)
         modules = initramfs.KernelModules.of(machine.kernel, machine.cpu, machine.build)
         setup = settings.resolve(machine.settings, modules.loaded).setup(modules.loaded)
         initrd = folder / "initrd"
@@ -210,6 +211,19 @@ class Start:
     def what(self) -> str:
         """The machine, for messages."""
         return f"kernel {printable(self.machine.kernel.release)} on {self.emulator.name} ({self.machine.cpu})"
+
+
+def _unchanged(machine: Machine) -> None:
+    """A kernel with a damaged file would only be seen to hang.
+
+    Raises:
+        MissingError: It, or the build, is not as it was stored.
+    """
+    kernel, build = machine.kernel, machine.build
+    cache.unchanged(kernel.vmlinuz, f"`wsw lab fetch {kernel.version}` fetches it again")
+    if build:
+        again = build.stamp.get("command", f"wsw lab build … --name {build.name}")
+        cache.unchanged(build.folder, f"build it again with `{again}`")
 
 
 def guest(machine: Machine) -> initramfs.Guest:
