@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
-from worldswitch.errors import UnknownNameError
+from worldswitch.errors import MissingError, UnknownNameError
 from worldswitch.lab.artifacts import BochsFiles, QemuFiles
 from worldswitch.lab.bochs import NEWER, OLDER, Bochs, model_for
 from worldswitch.lab.emulator import Boot, emulator
@@ -74,6 +75,13 @@ def test_the_packaged_bochs_is_started_out_of_its_debugger():
     assert bochs.command(BOOT).screen
     assert bochs.files(BOOT)[Path("/w/bochs.start")] == b"c\n"
     assert "-rc" not in Bochs(FAST).command(BOOT).words
+
+
+def test_more_cpus_than_the_fast_bochs_has_are_refused_before_it_starts():
+    fast = replace(FAST, fast=True)
+    with pytest.raises(MissingError, match="has one CPU, not 2; leave --smp out, or use --cpu amd"):
+        Bochs(fast).files(BOOT)
+    assert Bochs(fast).files(replace(BOOT, smp=1))
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,8 @@ import pytest
 
 from lab.machines import GOOD, Stand, kernel, results
 from worldswitch.errors import MissingError, UnknownNameError, UsageError
-from worldswitch.lab import initramfs
+from worldswitch.lab import cache, initramfs
+from worldswitch.lab.artifacts import BuildFiles
 from worldswitch.lab.failures import MachineCrashed, MachineHung, MachineRefused, ResultMissing
 from worldswitch.lab.jobs import Job
 from worldswitch.lab.machine import Machine, run
@@ -101,6 +102,12 @@ def test_a_machine_that_does_not_end_hangs(machine):
     assert "  | Booting" in str(error)
 
 
+def test_what_qemu_prints_at_every_start_hides_no_console(machine):
+    warning = "complain qemu: warning: TCG doesn't support requested feature: CPUID.07H:EBX.rdseed [bit 18]"
+    error = fails(machine, MachineCrashed, "say last words", *[warning] * 20, "complain out of memory", "exit 1")
+    assert error.console[-2:] == ("last words", "stand: out of memory")
+
+
 def test_endless_output_does_not_outlive_the_deadline(machine):
     fails(machine, MachineHung, *["say " + "x" * 1000] * 200, "sleep 60", deadline=1.0)
 
@@ -140,6 +147,26 @@ def test_unknown_settings_start_nothing(machine):
         run(replace(machine, settings={"nptt": "1"}), [JOB], through=Stand())
     with pytest.raises(UsageError):
         run(replace(machine, settings={"npt": "1 1"}), [JOB], through=Stand())
+
+
+def test_a_damaged_kernel_or_build_starts_nothing(machine, tmp_path, monkeypatch):
+    """Of the right size, it would boot into nothing and count as hung."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+    def stored(folder):
+        kernel(folder)
+        return {"version": "6.99.0"}
+
+    entry = cache.store("kernels", "6.99.0", stored)
+    own = replace(machine.kernel, vmlinuz=entry.path / "vmlinuz", modules=entry.path / "lib/modules/6.99.0")
+    assert run(replace(machine, kernel=own), [JOB], through=Stand()).results[0].status == 0
+    build = BuildFiles("mine", "6.99.0", cache.store("builds", "mine", stored).path, {}, {"command": "wsw build it"})
+    (build.folder / "vmlinuz").write_bytes(b"NO kernel at all")
+    with pytest.raises(MissingError, match=r"builds/mine .* damaged: .*vmlinuz was changed; .*`wsw build it`"):
+        run(replace(machine, kernel=own, build=build), [JOB], through=Stand())
+    own.vmlinuz.write_bytes(b"NO kernel at all")
+    with pytest.raises(MissingError, match=r"damaged: the content of vmlinuz was changed; `wsw lab fetch 6\.99\.0`"):
+        run(replace(machine, kernel=own), [JOB], through=Stand())
 
 
 def test_modules_of_another_kernel_start_nothing(machine, tmp_path):

@@ -63,7 +63,16 @@ class Bochs:
         return Command(tuple(words), environment, console, interactive=boot.interactive, screen=screen)
 
     def files(self, boot: Boot) -> Mapping[Path, bytes]:
-        """Its configuration, what its debugger does first, and the CD's boot menu."""
+        """Its configuration, what its debugger does first, and the CD's boot menu.
+
+        Raises:
+            MissingError: It has not that many CPUs.
+        """
+        if self.program.fast and boot.smp > 1:
+            raise MissingError(
+                f"the Bochs of `wsw lab fetch --fast-bochs` has one CPU, not {boot.smp}; leave --smp out,"
+                " or use --cpu amd"
+            )
         files = {boot.folder / RC: self._configuration(boot), boot.folder / "isolinux.cfg": _menu(boot)}
         if self.program.debugger:
             files[boot.folder / START] = "c\n"

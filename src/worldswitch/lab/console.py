@@ -23,6 +23,8 @@ KEPT = 400
 """Lines of the console that are kept; a guest may print without end."""
 LONGEST = 4096
 """Bytes after which a line without an end counts as one."""
+_EXPECTED = "TCG doesn't support requested feature"
+"""QEMU warns so of a processor's features at every start; lines of it would leave no place for the guest's own."""
 _GOING = 2.0
 """Seconds a process gets to end once its console is closed."""
 
@@ -216,13 +218,14 @@ class Running:
         return f"ended with status {status}" if status >= 0 else f"was killed by {_signal(-status)}"
 
     def output(self) -> list[str]:
-        """The last lines the emulator itself printed."""
+        """The last lines the emulator itself printed, but for those it prints at every start."""
         try:
             with (self._folder / OUTPUT).open("rb") as file:
                 file.seek(max(0, file.seek(0, os.SEEK_END) - LONGEST))
-                return file.read().decode("utf-8", "replace").splitlines()
+                lines = file.read().decode("utf-8", "replace").splitlines()
         except OSError:
             return []
+        return [line for line in lines if _EXPECTED not in line]
 
     def close(self) -> None:
         """Kill it and all it started, if it runs, and close what is open."""
