@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from worldswitch.errors import MissingError, UnknownNameError
-from worldswitch.lab.artifacts import BochsFiles, QemuFiles
+from worldswitch.lab.artifacts import BochsFiles, IsoTools, Program, QemuFiles
 from worldswitch.lab.bochs import NEWER, OLDER, Bochs, model_for
 from worldswitch.lab.emulator import Boot, emulator
 from worldswitch.lab.qemu import Qemu
@@ -75,6 +76,21 @@ def test_the_packaged_bochs_is_started_out_of_its_debugger():
     assert bochs.command(BOOT).screen
     assert bochs.files(BOOT)[Path("/w/bochs.start")] == b"c\n"
     assert "-rc" not in Bochs(FAST).command(BOOT).words
+
+
+def test_a_boot_cd_that_finds_no_space_says_so(tmp_path, monkeypatch):
+    """xorriso's own last line is "Image write cancelled"."""
+    files = {name: tmp_path / name for name in ("bin", "ldlinux", "vmlinuz", "initrd")}
+    for file in files.values():
+        file.write_bytes(bytes(1 << 20))
+    tools = IsoTools(Program(("false",), "1.5"), files["bin"], files["ldlinux"])
+    monkeypatch.setattr("worldswitch.lab.artifacts.iso_tools", lambda: tools)
+    boot = Boot(files["vmlinuz"], files["initrd"], (), tmp_path)
+    with pytest.raises(MissingError, match="xorriso could not make the boot CD: status 1"):
+        Bochs(FAST).prepare(boot)
+    monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=1 << 20))
+    with pytest.raises(MissingError, match=r"has no 4 MiB left for the boot CD; .*set TMPDIR"):
+        Bochs(FAST).prepare(boot)
 
 
 def test_more_cpus_than_the_fast_bochs_has_are_refused_before_it_starts():

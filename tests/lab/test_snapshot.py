@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
 from lab.machines import GOOD, SavingStand, kernel
+from worldswitch.errors import MissingError
 from worldswitch.lab import cache, initramfs, snapshot
 from worldswitch.lab.failures import MachineCrashed
 from worldswitch.lab.jobs import Job
@@ -100,6 +103,16 @@ def test_a_boot_that_fails_leaves_no_state(machine):
         run(machine, [JOB], through=SavingStand(steps=("say hello", "exit 1")))
     assert states() == []
     assert not list((cache.root() / snapshot.KIND).iterdir())
+
+
+def test_an_emulator_killed_by_a_full_disk_is_a_full_disk(machine, monkeypatch):
+    """Its memory is a file with holes; it gets SIGBUS where one cannot be filled, and says nothing."""
+    stand = SavingStand(steps=("say hello", "exit 1"))
+    monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=4096))
+    with pytest.raises(MissingError, match=r"the disk of .* is full \(0 MiB free\); free some space") as raised:
+        run(machine, [JOB], through=stand)
+    assert not isinstance(raised.value, MachineCrashed)
+    assert states() == []
 
 
 def test_it_can_be_left_out(machine):

@@ -6,6 +6,7 @@ instruction count. Sources: Bochs' user manual, "The configuration file bochsrc"
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -144,6 +145,12 @@ def _make_iso(boot: Boot) -> None:
     except OSError as error:
         raise MissingError(f"cannot start {printable(command[0])}: {error.strerror}") from error
     if done.returncode:
+        needed = sum(path.stat().st_size for path in content.values() if path)
+        if shutil.disk_usage(boot.folder).free < needed:
+            raise MissingError(
+                f"the disk of {printable(str(boot.folder.parent))} has no {needed >> 20} MiB left for the boot CD; free"
+                " some space or set TMPDIR to a folder that has it"
+            )
         said = printable(done.stderr.strip().splitlines()[-1]) if done.stderr.strip() else f"status {done.returncode}"
         raise MissingError(f"xorriso could not make the boot CD: {said}")
 

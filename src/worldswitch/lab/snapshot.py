@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 import socket
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -32,6 +33,8 @@ MEMORY, STATE = "memory", "state"
 KEPT = {KIND: 12, "guests": 8, "kits": 8}
 """Entries of the cache kept of what the lab makes on its own; a state is 150 MB or so on disk. Those used longest ago
 go first."""
+_NO_SPACE = 1 << 20
+"""With fewer bytes left a disk counts as full."""
 _LAYOUT = 1
 
 
@@ -80,7 +83,7 @@ def run(start: Start, emulator: Saving, jobs: Sequence[Job], folder: Path) -> tu
                 raise
             start.progress("the saved machine does not come back; booting it anew")
             cache.remove(KIND, name)
-    entry = cache.store(KIND, name, lambda place: _save(start, emulator, folder, place))
+    entry = cache.store(KIND, name, lambda place: _save_or_full(start, emulator, folder, place))
     for kind, keep in KEPT.items():
         prune(kind, keep)
     return _restore(start, emulator, jobs, folder, entry.path), False
@@ -132,6 +135,16 @@ def _used_at(folder: Path) -> float:
         return (folder / cache.MANIFEST).stat().st_mtime
     except OSError:
         return 0.0
+
+
+def _save_or_full(start: Start, emulator: Saving, folder: Path, place: Path) -> Mapping[str, Any]:
+    """:func:`_save`; an emulator that cannot write to its memory's file is just killed, by SIGBUS."""
+    try:
+        return _save(start, emulator, folder, place)
+    except MachineError as error:
+        if shutil.disk_usage(place).free < _NO_SPACE:
+            raise cache.full() from error
+        raise
 
 
 def _save(start: Start, emulator: Saving, folder: Path, place: Path) -> Mapping[str, Any]:
