@@ -54,3 +54,19 @@ def test_an_archive_holds_what_it_was_given() -> None:
         assert opened.read("worldswitch/kit/images/0.img") == b"image"
         assert {entry.date_time for entry in opened.infolist()} == {(1980, 1, 1, 0, 0, 0)}
         assert opened.namelist() == sorted(opened.namelist())
+
+
+@pytest.mark.parametrize("version", [(2, 7, 18), (3, 6, 15), (3, 8, 18)])
+def test_an_older_python_is_told_so_before_anything_is_imported(
+    version: tuple[int, ...], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with zipfile.ZipFile(BytesIO(archive.pack({}, {}, {"version": "1", "programs": {}}))) as opened:
+        start = opened.read("__main__.py").decode()
+    ast.parse(start, feature_version=(3, 4))
+    monkeypatch.setattr(sys, "version_info", version)
+    with pytest.raises(SystemExit) as ended:
+        exec(start, {})
+    assert ended.value.code == 3
+    said = capsys.readouterr().err
+    assert "needs python3 3.9 or newer" in said
+    assert f"is {'.'.join(map(str, version))};" in said

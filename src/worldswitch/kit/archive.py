@@ -17,7 +17,19 @@ INDEX = f"{PACKAGE}/kit/images.json"
 IMAGES = f"{PACKAGE}/kit/images/"
 
 _SHEBANG = b"#!/usr/bin/env python3\n"
-_MAIN = f"import sys\n\nfrom {START} import main\n\nsys.exit(main())\n"
+# Read by whatever python3 a host has: an older one must get as far as the sentence.
+_MAIN = f"""\
+import sys
+
+if sys.version_info < (3, 9):
+    sys.stderr.write("wsw: the field kit needs python3 3.9 or newer, and %s is %s; name another, such as python3.11\\n"
+                     % (sys.executable, ".".join(map(str, sys.version_info[:3]))))
+    sys.exit(3)
+
+from {START} import main
+
+sys.exit(main())
+"""
 _LONG_AGO = (1980, 1, 1, 0, 0, 0)
 _REGULAR_FILE = 0o100644 << 16
 
