@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -265,6 +266,32 @@ def test_a_recording_is_kept_under_its_name(machines: Lab, tmp_path: Path) -> No
     ((machine, jobs),) = machines.started
     assert machine.tools == ("trace-cmd",)
     assert jobs[0].argv[:3] == ("/lab/bin/traced", "trace-cmd", "wsw")
+
+
+def test_a_recording_that_cannot_be_kept_takes_no_count_with_it(
+    machines: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Lab, "result", lambda self, machine, job, old=Lab.result: replace(
+        old(self, machine, job), files={}))  # fmt: skip
+    done = run("cr0-wp", "--kernel", "6.12", "--trace", str(tmp_path / "out.dat"), "--json")
+    assert done.return_value == MISSING
+    assert "left no recording" in done.stderr
+    assert [one["per_op"]["exits"] for one in json.loads(done.stdout)["results"]] == [2]
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("", "exists and is no saved trace"),
+        ("none/out.dat", "no folder for"),
+        ("x.xyz", "or a file that ends in .data"),
+    ],
+)
+def test_where_no_recording_can_be_nothing_starts(machines: Lab, tmp_path: Path, name: str, said: str) -> None:
+    (tmp_path / "mine").touch()
+    done = run("nop", "--kernel", "6.12", "--trace", str(tmp_path / name))
+    assert said in (str(done.exception) if done.exception else done.stderr)
+    assert not machines.started
 
 
 def test_recordings_of_several_machines_have_names_of_their_own(tmp_path: Path) -> None:

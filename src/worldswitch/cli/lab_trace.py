@@ -19,14 +19,27 @@ TRACEFS = "tracefs"
 
 
 def check(output: str) -> None:
-    """Refuse a name that tells no format, before anything is started.
+    """Refuse a name that tells no format, or where nothing can be written, before anything is started.
 
     Raises:
-        UsageError: It does not, or it is standard output.
+        UsageError: It is one of these, or standard output.
+        MissingError: It lies in a folder that is not there.
     """
     if output == STDOUT:
         raise UsageError("a recording of the lab goes to a file or folder; give --trace its name")
-    chosen(output)
+    try:
+        target = chosen(output)
+    except UsageError:
+        raise UsageError(
+            f"--trace {printable(output)!r} does not tell the format; name a folder, or a file that ends in .data, "
+            ".dat, .txt or .json"
+        ) from None
+    if target.format == "parquet":
+        from worldswitch.record.parquet import check_place
+
+        check_place(Path(output))
+    elif not Path(output).absolute().parent.is_dir():
+        raise MissingError(f"no folder for {printable(output)}; make it, or give --trace another name")
 
 
 def recorder(output: str) -> str:

@@ -28,15 +28,17 @@ class OnLab:
     """Every machine that *conditions* ask for, one start each for all programs.
 
     Raises:
-        UsageError: They ask for none, or for a recording in no format.
-        MissingError: A build they name is not here.
+        UsageError: They ask for none, or for a recording in no format or that would replace something else.
+        MissingError: A build they name is not here, or the folder for the recording.
     """
 
     def __init__(self, conditions: Conditions) -> None:
         self._spots = tuple(spots(conditions))
         self._at_once = conditions.jobs or min(AT_ONCE, os.cpu_count() or 1)
         if conditions.trace is not None:
-            lab_trace.check(conditions.trace)
+            several = len(self._spots) > 1
+            for spot in self._spots:
+                lab_trace.check(lab_trace.named(conditions.trace, spot.words) if several else conditions.trace)
 
     def environment(self) -> Environment:
         """None: each cell has its own."""
@@ -103,7 +105,10 @@ def _start(
     for task, result in zip(tasks, done.results, strict=True):
         yield from lab_programs.outcomes(task, result, spot, machine, done)
     if trace is not None and tool is not None:
-        say(lab_trace.keep(done.results[0], tool, trace))
+        try:
+            say(lab_trace.keep(done.results[0], tool, trace))
+        except WorldswitchError as error:  # of what was counted nothing is lost
+            yield Failure(spot.name, _plain(error))
 
 
 def _plain(error: WorldswitchError) -> WorldswitchError:

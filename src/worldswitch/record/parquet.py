@@ -46,6 +46,16 @@ def frame(columns: Columns) -> pl.DataFrame:
     return pl.DataFrame([_series(name, column) for name, column in columns.items()])
 
 
+def check_place(path: Path) -> None:
+    """Refuse what :func:`save` would not replace.
+
+    Raises:
+        UsageError: *path* exists and is no saved trace.
+    """
+    if path.exists() and not _is_ours(path):
+        raise UsageError(f"{printable(str(path))} exists and is no saved trace; give another name or remove it")
+
+
 def save(source: EventSource, path: str | Path) -> int:
     """Write all events of *source* as the folder *path*, which appears only when it is whole; how many they were.
 
@@ -58,8 +68,7 @@ def save(source: EventSource, path: str | Path) -> int:
     """
     target = Path(path)
     name = printable(str(path))
-    if target.exists() and not _is_ours(target):
-        raise UsageError(f"{name} exists and is no saved trace; give another name or remove it")
+    check_place(target)
     try:
         target.absolute().parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=target.absolute().parent, prefix=f".{target.name[:100]}.") as work:
