@@ -51,6 +51,29 @@ def test_python_is_shown_and_nothing_done():
     assert "'npt': '0'" in shown
 
 
+def test_the_python_of_a_build_alone_asks_for_its_own_kernel():
+    shown = invoke("exec", "--python", "--build", "mine", "--", "true").output
+    compile(shown, "shown", "exec")
+    assert "artifacts.kernel(artifacts.build('mine').release)" in shown
+    assert "kernel_for('6.1', artifacts.build('mine'))" in invoke(
+        "exec", "--python", "--kernel", "6.1", "--build", "mine", "--", "true"
+    ).output  # fmt: skip
+
+
+@pytest.mark.needs("lab-amd")
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--set", "tdp_mmuu=1"], "unknown module parameter 'tdp_mmuu'"),
+        (["--mmu", "shadow", "--set", "kvm_amd.npt=1"], "--mmu shadow is kvm_amd.npt=0, and --set gives it 1"),
+    ],
+)
+def test_settings_that_make_no_sense_get_no_command(words, said):
+    result = invoke("command", "--kernel", "6.12", *words)
+    assert said in str(result.exception)
+    assert not result.output
+
+
 @pytest.mark.needs("lab-amd")
 def test_the_command_is_printed_and_nothing_is_started(tmp_path):
     result = invoke("command", "--kernel", "6.12", "--smp", "3")

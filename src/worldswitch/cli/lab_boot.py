@@ -142,6 +142,7 @@ def command(folder: Path | None, **machine: Any) -> int:
     start = _start(machine, default=0.0)
     if folder is None:
         place = Path("lab-machine")
+        start.setup()
         boot = Boot(start.machine.kernel.vmlinuz, place / "initrd", (), place, start.machine.smp, start.machine.memory)
     else:
         from worldswitch.lab import diskio
@@ -174,8 +175,7 @@ def _machine(given: dict[str, Any]) -> Machine:
     from worldswitch.lab.machine import Machine
 
     chosen = dict(_pair(text) for text in given["sets"])
-    for name, value in settings.mmu(given["mmu"], given["cpu"]).items():
-        chosen.setdefault(name, value)
+    chosen = {**settings.paging(given["mmu"], given["cpu"], chosen), **chosen}
     build = artifacts.build(given["build"]) if given["build"] else None
     kernel = _kernel(given, build)
     tools = tuple(dict.fromkeys(given["tools"]))
@@ -277,15 +277,17 @@ def _progress() -> Callable[[str], None]:
 
 def _python(given: dict[str, Any], program: tuple[str, ...], copies: tuple[Path, ...], tool: str | None) -> str:
     settings = dict(_pair(text) for text in given["sets"])
+    build = f"artifacts.build({given['build']!r})" if given["build"] else None
     kernel = (
         f"artifacts.own_kernel(Path({str(given['kernel_image'])!r}), Path({str(given['modules'])!r}))"
         if given["kernel_image"]
-        else f"artifacts.kernel({given['kernel']!r})"
+        else f"artifacts.kernel({build}.release)"
+        if build and not given["kernel"]
+        else f"artifacts.kernel_for({given['kernel']!r}, {build})"
     )
     files = {path.resolve().name: path for path in copies}
     shown = ", ".join(f"{name!r}: Path({str(path)!r})" for name, path in files.items())
     job = f"Job({program!r}, {{{shown}}})"
-    build = f"artifacts.build({given['build']!r})" if given["build"] else None
     return "\n".join(
         [
             "from pathlib import Path",

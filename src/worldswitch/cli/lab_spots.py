@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -52,12 +52,14 @@ class Spot:
             MissingError: Something of it is not here.
             UsageError: Its parts do not go together.
         """
+        from worldswitch.lab import settings
         from worldswitch.lab.machine import Machine
 
         build = _build(self.build)
-        settings = {**_paging(self.place, self.conditions.parameters), **self.conditions.parameters}
+        given = self.conditions.parameters
+        chosen = {**settings.paging(self.place.mmu, self.place.cpu, given), **given}
         smp = self.conditions.smp or 1
-        return Machine(self._kernel(build), self.place.cpu, settings, build, smp, tools=tools, kit=kit)
+        return Machine(self._kernel(build), self.place.cpu, chosen, build, smp, tools=tools, kit=kit)
 
     def _kernel(self, build: BuildFiles | None) -> KernelFiles:
         from worldswitch.lab import artifacts
@@ -119,22 +121,6 @@ def _fitting(kernel: str, names: tuple[str, ...]) -> Iterator[BuildFiles]:
         build = _build(name)
         if build and artifacts.names(kernel, build.release, str(build.stamp.get("version", ""))):
             yield build
-
-
-def _paging(place: Place, given: Mapping[str, str]) -> dict[str, str]:
-    """The parameters of a way to page.
-
-    Raises:
-        UsageError: One of them is given another value.
-    """
-    from worldswitch.lab import settings
-
-    chosen = settings.mmu(place.mmu, place.cpu)
-    for name, value in chosen.items():
-        for other in (name, name.partition(".")[2]):
-            if given.get(other, value) != value:
-                raise UsageError(f"--mmu {place.mmu} is {name}={value}, and --set gives it {printable(given[other])}")
-    return chosen
 
 
 def in_spot(error: WorldswitchError, spot: Spot) -> WorldswitchError:

@@ -150,8 +150,7 @@ class Start:
         """Make in *folder* what a start needs but the first disk, and say what the guest must do before its jobs."""
         machine = self.machine
         _unchanged(machine)
-        modules = initramfs.KernelModules.of(machine.kernel, machine.cpu, machine.build)
-        setup = settings.resolve(machine.settings, modules.loaded).setup(modules.loaded)
+        modules, setup = self.setup()
         initrd = folder / "initrd"
         with initrd.open("wb") as file:
             file.write(initramfs.guest_archive(guest(machine)).read_bytes())
@@ -159,6 +158,17 @@ class Start:
         boot = Boot(machine.kernel.vmlinuz, initrd, (), folder, machine.smp, machine.memory, interactive)
         diskio.empty_image(boot.results, diskio.RESULTS)
         return boot, setup
+
+    def setup(self) -> tuple[initramfs.KernelModules, Setup]:
+        """The modules it loads, and with what.
+
+        Raises:
+            MissingError: The modules do not fit.
+            UsageError: A setting makes no sense.
+        """
+        machine = self.machine
+        modules = initramfs.KernelModules.of(machine.kernel, machine.cpu, machine.build)
+        return modules, settings.resolve(machine.settings, modules.loaded).setup(modules.loaded)
 
     def wait(self, running: Running, word: str, stage: str = "booting") -> None:
         """Follow the console until the guest says *word*.

@@ -57,6 +57,21 @@ def mmu(name: str, cpu: str) -> dict[str, str]:
     }[name]
 
 
+def paging(name: str, cpu: str, given: Mapping[str, str]) -> dict[str, str]:
+    """The parameters of :func:`mmu`, beside those *given*.
+
+    Raises:
+        UnknownNameError: As there.
+        UsageError: One of them is given another value.
+    """
+    chosen = mmu(name, cpu)
+    for parameter, value in chosen.items():
+        for other in (parameter, parameter.partition(".")[2]):
+            if given.get(other, value) != value:
+                raise UsageError(f"--mmu {name} is {parameter}={value}, and --set gives it {printable(given[other])}")
+    return chosen
+
+
 def resolve(settings: Mapping[str, str], modules: Sequence[Module]) -> Resolved:
     """*settings* with the module each belongs to: a name alone is looked up in kvm, then in the vendor's module.
 
