@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,7 +15,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from worldswitch.cli import INTERRUPTED, MISSING, UNSTABLE, USAGE, wsw
-from worldswitch.errors import MissingError, UsageError
+from worldswitch.errors import MissingError, TraceFormatError, UsageError
 from worldswitch.kit.running import Failure
 from worldswitch.record.result import BY_REASON, Cell, Environment, FaultSeen, Spread
 from worldswitch.record.resultfile import load
@@ -331,11 +332,28 @@ def test_what_is_not_there_is_missing(arguments: tuple[str, ...]) -> None:
     assert isinstance(run(*arguments).exception, MissingError)
 
 
-@pytest.mark.parametrize("data", [b"", b"wsw-image 1\nrubbish", b"\x7fELF"])
-def test_what_is_no_image_is_refused(data: bytes, tmp_path: Path) -> None:
+def image_headed(head: bytes) -> bytes:
+    """An image whose checksum is right and whose head is *head*."""
+    from worldswitch.guest.image import MAGIC
+
+    return MAGIC + zlib.compress(len(head).to_bytes(4, "little") + head)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"wsw-image 1\nrubbish",
+        b"\x7fELF",
+        *map(image_headed, (b"null", b"3", b"[1]", b"{}", b'{"segments": 1}', b"x")),
+    ],
+)
+def test_what_is_no_image_is_refused_by_its_files_name(data: bytes, tmp_path: Path) -> None:
     path = tmp_path / "x.img"
     path.write_bytes(data)
     done = run(path)
+    assert isinstance(done.exception, TraceFormatError)
+    assert str(done.exception).startswith(f"{path}: ")
     assert "image of a guest program" in str(done.exception)
 
 

@@ -131,7 +131,7 @@ def test_it_lists_its_programs(pyz: Path, python: str) -> None:
         (("run", "nop", "--set", "kvm.x=1"), 2, "cpuid.FEATURE"),
         (("run", "nop", "--deadline", 0), 2, "more than 0"),
         (("run", "nothing.img"), 3, "cannot be read"),
-        (("run", "--image", "wsw.pyz"), 2, "not an image"),
+        (("run", "--image", "wsw.pyz"), 2, "wsw.pyz: not an image"),
         (("counters", 1), 3, "no"),
     ],
 )

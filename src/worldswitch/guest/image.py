@@ -144,7 +144,7 @@ class Image:
                 listing=tuple((at, length, path) for at, length, path in head.pop("listing")),
                 **head,
             )
-        except (ValueError, KeyError, TypeError, struct.error, zlib.error) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, struct.error, zlib.error) as error:
             raise TraceFormatError(
                 f"the image of a guest program is damaged ({error}); make it again: wsw bundle"
             ) from None

@@ -6,7 +6,7 @@ import json
 import pkgutil
 from typing import Any
 
-from worldswitch.errors import MissingError, UnknownNameError, UsageError, printable
+from worldswitch.errors import MissingError, TraceFormatError, UnknownNameError, UsageError, printable
 from worldswitch.guest.image import Image
 from worldswitch.kit.words import HOST_PROGRAMS, is_file
 
@@ -100,6 +100,8 @@ def image_in(path: str) -> Image:
             return Image.from_bytes(file.read())
     except OSError as error:
         raise MissingError(f"{printable(path)} cannot be read: {error.strerror}") from None
+    except TraceFormatError as error:
+        raise TraceFormatError(f"{printable(path)}: {error}") from None
 
 
 def _packed(name: str) -> bytes | None:
