@@ -29,6 +29,8 @@ def test_what_steers_a_terminal_is_spelled_out(text: str, shown: str) -> None:
 def test_an_unknown_name_is_told_with_the_nearest() -> None:
     error = UnknownNameError("event", "kvm_exti", ["kvm_exit", "kvm_entry"], "Look again.")
     assert str(error) == "unknown event 'kvm_exti'; nearest: kvm_exit, kvm_entry. Look again."
+    twice = UnknownNameError("event", "kvm_exti", ["kvm_exit", "kvm_exit", "kvm_entry"])
+    assert str(twice) == "unknown event 'kvm_exti'; nearest: kvm_exit, kvm_entry"
 
 
 def test_every_error_is_ours_and_a_builtin_one() -> None:

@@ -38,7 +38,7 @@ class UnknownNameError(UsageError, LookupError):
     def __init__(self, kind: str, name: str, known: Iterable[str], remedy: str = "") -> None:
         import difflib
 
-        near = difflib.get_close_matches(name, list(known), n=3, cutoff=0.5)
+        near = difflib.get_close_matches(name, list(dict.fromkeys(known)), n=3, cutoff=0.5)
         text = f"unknown {kind} {printable(name)!r}"
         if near:
             text += f"; nearest: {', '.join(near)}"
