@@ -130,6 +130,9 @@ def test_it_lists_its_programs(pyz: Path, python: str) -> None:
         (("run", "nop", "--vms", 3), 2, "create-vm"),
         (("run", "nop", "--set", "kvm.x=1"), 2, "cpuid.FEATURE"),
         (("run", "nop", "--deadline", 0), 2, "more than 0"),
+        (("run", "nop", "--deadline", "0ms"), 2, "more than 0"),
+        (("run", "nop", "--deadline", "1e9s"), 2, "less than 1e9"),
+        (("run", "nop", "--deadline", "nan"), 2, "not a duration"),
         (("run", "nothing.img"), 3, "cannot be read"),
         (("run", "--image", "wsw.pyz"), 2, "wsw.pyz: not an image"),
         (("counters", 1), 3, "no"),
@@ -165,7 +168,7 @@ def test_counters_of_a_process_with_a_vm(pyz: Path) -> None:
 def test_an_interrupt_shows_what_is_finished(pyz: Path, python: str) -> None:
     image = pyz.parent / "long.img"
     image.write_bytes(assembled("hlt").to_bytes())
-    words = [python, "-I", "-S", str(pyz), "run", "nop", str(image), "-n", "10000000", "--deadline", "60", "--json"]
+    words = [python, "-I", "-S", str(pyz), "run", "nop", str(image), "-n", "10000000", "--deadline", "60s", "--json"]
     with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         # nop's ten million passes and the count of halts take a while; the halts take minutes.
         time.sleep(3)

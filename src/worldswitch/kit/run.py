@@ -17,6 +17,7 @@ from worldswitch.kit.words import HOST_PROGRAMS, features, programs
 from worldswitch.live.cells import CREATE_VM
 from worldswitch.live.environment import here
 from worldswitch.record.result import Provenance, Result
+from worldswitch.units import parse_duration
 
 if TYPE_CHECKING:
     import argparse
@@ -61,9 +62,10 @@ def _settings(asked: argparse.Namespace, work: Sequence[Work]) -> Settings:
     create = {name: value for name in names if (value := getattr(asked, name)) is not None}
     if create and not any(one.spec == CREATE_VM for one in work):
         raise UsageError(f"--{next(iter(create)).replace('_', '-')} is for the program create-vm")
-    if not 0 < asked.deadline < 1e9:
-        raise UsageError("--deadline must be more than 0 seconds")
-    return Settings(asked.n, asked.repeat, features(asked.set), asked.deadline, create)
+    limit = parse_duration(asked.deadline) / 1e9
+    if not 0 < limit < 1e9:
+        raise UsageError(f"--deadline must be more than 0 seconds, and less than 1e9; it is {limit:g}")
+    return Settings(asked.n, asked.repeat, features(asked.set), limit, create)
 
 
 def _run(work: Sequence[Work], settings: Settings) -> tuple[list[Cell], list[Failure], bool]:
