@@ -414,7 +414,7 @@ def run_fake(monkeypatch: pytest.MonkeyPatch, *steps: object, arguments: tuple[s
 
 
 def test_conditions_that_vary_are_columns_and_differences_are_marked(monkeypatch: pytest.MonkeyPatch) -> None:
-    done = run_fake(monkeypatch, cell("5.10", 2), cell("6.12", 0), cell("6.1", 2))
+    done = run_fake(monkeypatch, cell("5.10", 2), cell("6.12", 0), cell("6.1", 2.025))
     head, _, table = done.stdout.partition("cr0-wp: for each pair")
     rows = [line.split() for line in table.splitlines() if line[:2] in ("5.", "6.")]
     assert [row[0] for row in rows] == ["5.10", "6.12", "6.1"]

@@ -190,12 +190,15 @@ def _by_program(placed: Sequence[Placed]) -> dict[str, list[Placed]]:
 
 
 def _differing(cells: Sequence[Cell]) -> set[int]:
-    """Places of cells that make another number of exits than the first cell of the same program."""
+    """Places of cells that make another number of exits than the first cell of the same program.
+
+    A few exits of the first passes, page faults most often, are no difference of what a unit does.
+    """
     found = set()
     for row in differences(tuple(cells)):
         if row["counter"] == "exits":
             first, *others = row["per_op"]
-            found |= {other["cell"] for other in others if other["value"] != first["value"]}
+            found |= {other["cell"] for other in others if abs(other["value"] - first["value"]) >= _LEAST_SHOWN}
     return found
 
 
