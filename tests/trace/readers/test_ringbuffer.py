@@ -210,6 +210,13 @@ def test_first_and_last_time_are_those_of_all_events(walk):
     assert found.stats[ringbuffer.FIRST : ringbuffer.LAST + 1] == [11, 16]
 
 
+def test_times_wrap_at_64_bits(walk):
+    """A delta carries the page's time over 2^64; the absolute stamp after it has nothing above bit 58 to add."""
+    passing = build.record(build.alpha(), 0x4000000)
+    data = build.page((1 << 64) - 0x3FFFFFF, passing, build.absolute(0), build.record(build.alpha(), 1))
+    assert [time for _, time, *_ in run(walk, data).events] == [1, 1]
+
+
 records = st.one_of(
     st.integers(0, 1 << 26).map(lambda delta: build.record(build.alpha(), delta)),
     st.binary(max_size=200).map(lambda text: build.record(build.beta(text=text))),

@@ -69,6 +69,7 @@ def walk(  # type: ignore[no-untyped-def]
     earliest = stats[FIRST]
     latest = stats[LAST]
     mask = TIME_MASK  # typed by the .pxd; a literal of this size would be a Python object in the loop
+    word = (mask << 1) | 1  # 64 bits, which times wrap at
     wrap = 1 << 32
     with cython.nogil:
         while page + data_words <= all_end:
@@ -118,7 +119,7 @@ def walk(  # type: ignore[no-untyped-def]
                         continue
                     if kind == 31:
                         # The stamp has 59 bits; the rest is the time so far, one more where they wrapped.
-                        before = now - (head >> 5)
+                        before = (now - (head >> 5)) & word
                         high = before >> 59
                         now = (low << 27) | (head >> 5) | (high << 59)
                         if high and now < before:
