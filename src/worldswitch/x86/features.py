@@ -57,7 +57,7 @@ FEATURES: dict[str, Feature] = {
     "mwait": Feature(_BASIC, 0, "ecx", 3),
     "vmx": Feature(_BASIC, 0, "ecx", 5),
     "smx": Feature(_BASIC, 0, "ecx", 6),
-    "pcid": Feature(_BASIC, 0, "ecx", 17, "Intel since Westmere, AMD since Zen 3; not with shadow paging"),
+    "pcid": Feature(_BASIC, 0, "ecx", 17, "Intel since Westmere, AMD since Zen 3"),
     "x2apic": Feature(_BASIC, 0, "ecx", 21),
     "xsave": Feature(_BASIC, 0, "ecx", 26),
     "hypervisor": Feature(_BASIC, 0, "ecx", 31),
