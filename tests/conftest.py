@@ -11,6 +11,11 @@ from importlib.util import spec_from_file_location
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+# How fast inputs are made says how busy the host is, nothing about the code.
+settings.register_profile("counts", suppress_health_check=[HealthCheck.too_slow], deadline=None)
+settings.load_profile("counts")
 
 DATA = Path(__file__).parent / "data"
 
