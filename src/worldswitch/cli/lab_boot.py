@@ -14,7 +14,7 @@ import click
 
 from worldswitch.cli import options
 from worldswitch.errors import MissingError, UsageError, printable
-from worldswitch.units import parse_duration
+from worldswitch.kit.words import seconds
 
 if TYPE_CHECKING:
     from worldswitch.lab.artifacts import BuildFiles, KernelFiles
@@ -215,12 +215,7 @@ def _pair(text: str) -> tuple[str, str]:
 
 
 def _deadline(given: dict[str, Any]) -> float | None:
-    if given["deadline"] is None:
-        return None
-    seconds = parse_duration(given["deadline"]) / 1e9
-    if seconds <= 0:
-        raise UsageError("--deadline leaves no time; write a duration such as 90s")
-    return seconds
+    return None if given["deadline"] is None else seconds(given["deadline"])
 
 
 def _there(path: Path) -> Path:

@@ -15,10 +15,8 @@ from worldswitch.cli import DONE, INTERRUPTED, MISSING, UNSTABLE, USAGE, conditi
 from worldswitch.cli.machines import Machine, machines
 from worldswitch.cli.work import prepare
 from worldswitch.errors import MissingError, UsageError, WorldswitchError, printable
-from worldswitch.kit.running import Failure, Settings, Work
-from worldswitch.kit.words import LARGEST_N, MOST_RUNS, features
-from worldswitch.live.cells import CREATE_VM
-from worldswitch.units import parse_duration
+from worldswitch.kit.running import Failure, Settings, Work, settings_of
+from worldswitch.kit.words import LARGEST_N, MOST_RUNS
 
 if TYPE_CHECKING:
     from worldswitch.cli.conditions import Conditions
@@ -97,7 +95,7 @@ def run(
     """
     asked = conditions.take(rest, sets, on, output)
     work = prepare(programs)
-    settings = _settings(work, n, repeat, conditions.features(sets), deadline, rest)
+    settings = settings_of(work, n, repeat, conditions.features(sets), deadline, rest)
     if as_python:
         click.echo(_python(work, settings) if on == "kvm" else _python_on(on, work, settings, asked))
         return DONE
@@ -135,20 +133,6 @@ def _ended_politely() -> Iterator[None]:
 
 def _now() -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-
-
-def _settings(
-    work: Sequence[Work], n: int | None, repeat: int | None, sets: Sequence[str], deadline: str, create: dict[str, Any]
-) -> Settings:
-    makes_vms = any(one.spec == CREATE_VM for one in work)
-    given = {name: value for name, value in create.items() if value not in (None, False)}
-    if given and not makes_vms:
-        name = next(iter(given)).replace("_", "-")
-        raise UsageError(f"--{name} is for the program create-vm, which is not among those to run")
-    limit = parse_duration(deadline) / 1e9
-    if limit <= 0:
-        raise UsageError(f"--deadline {printable(deadline)!r} leaves no time; write a duration such as 60s")
-    return Settings(n, repeat, features(sets), limit, given)
 
 
 def _check_writable(save: str | None) -> None:

@@ -12,12 +12,10 @@ from typing import TYPE_CHECKING, Any
 from worldswitch import __version__
 from worldswitch.errors import MissingError, UsageError, WorldswitchError, printable
 from worldswitch.kit.programs import defaults, image, image_in
-from worldswitch.kit.running import Failure, Settings, Work, run_here
-from worldswitch.kit.words import HOST_PROGRAMS, features, programs
-from worldswitch.live.cells import CREATE_VM
+from worldswitch.kit.running import Failure, Settings, Work, run_here, settings_of
+from worldswitch.kit.words import HOST_PROGRAMS, programs
 from worldswitch.live.environment import here
 from worldswitch.record.result import Provenance, Result
-from worldswitch.units import parse_duration
 
 if TYPE_CHECKING:
     import argparse
@@ -58,14 +56,8 @@ def run(asked: argparse.Namespace) -> int:
 
 
 def _settings(asked: argparse.Namespace, work: Sequence[Work]) -> Settings:
-    names = ("vms", "burst", "workers", "first_run", "cgroup")
-    create = {name: value for name in names if (value := getattr(asked, name)) is not None}
-    if create and not any(one.spec == CREATE_VM for one in work):
-        raise UsageError(f"--{next(iter(create)).replace('_', '-')} is for the program create-vm")
-    limit = parse_duration(asked.deadline) / 1e9
-    if not 0 < limit < 1e9:
-        raise UsageError(f"--deadline must be more than 0 seconds, and less than 1e9; it is {limit:g}")
-    return Settings(asked.n, asked.repeat, features(asked.set), limit, create)
+    create = {name: getattr(asked, name) for name in ("vms", "burst", "workers", "first_run", "cgroup")}
+    return settings_of(work, asked.n, asked.repeat, asked.set, asked.deadline, create)
 
 
 def _run(work: Sequence[Work], settings: Settings) -> tuple[list[Cell], list[Failure], bool]:

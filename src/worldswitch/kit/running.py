@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from worldswitch.errors import MissingError, WorldswitchError
-from worldswitch.kit.words import DEADLINE
+from worldswitch.errors import MissingError, UsageError, WorldswitchError
+from worldswitch.kit.words import DEADLINE, HOST_PROGRAMS, features, seconds
 
 if TYPE_CHECKING:
     from worldswitch.guest.image import Image
@@ -49,6 +49,26 @@ class Settings:
     features: Mapping[str, bool] = field(default_factory=dict)
     deadline: float = DEADLINE
     create_vm: Mapping[str, Any] = field(default_factory=dict)
+
+
+def settings_of(
+    work: Sequence[Work],
+    n: int | None,
+    repeat: int | None,
+    sets: Iterable[str],
+    deadline: str,
+    create: Mapping[str, Any],
+) -> Settings:
+    """The settings that the words of a command line mean; *create* has create-vm's options, None or False if not given.
+
+    Raises:
+        UsageError: A word means nothing, or is for a program that is not among those to run.
+    """
+    given = {name: value for name, value in create.items() if value is not None and value is not False}
+    if given and not any(one.spec in HOST_PROGRAMS for one in work):
+        name = next(iter(given)).replace("_", "-")
+        raise UsageError(f"--{name} is for the program create-vm, which is not among those to run")
+    return Settings(n, repeat, features(sets), seconds(deadline), given)
 
 
 class Failure(NamedTuple):

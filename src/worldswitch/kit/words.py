@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 
 from worldswitch.errors import UsageError, printable
 from worldswitch.live.cells import CREATE_VM
+from worldswitch.units import parse_duration
 from worldswitch.x86.features import feature
 
 HOST_PROGRAMS = (CREATE_VM,)
@@ -15,6 +16,7 @@ MOST_RUNS = 10_000
 DEADLINE = 10.0
 """Seconds one run of a guest may take, unless told otherwise."""
 
+_LONGEST = 1e9
 _CPUID = "cpuid."
 _FILES = (".toml", ".img")
 
@@ -47,6 +49,20 @@ def programs(words: Iterable[str]) -> Iterator[str]:
             if not one:
                 raise UsageError(f"{printable(word)!r} names an empty program")
         yield one
+
+
+def seconds(deadline: str) -> float:
+    """What ``--deadline`` says.
+
+    Raises:
+        UsageError: It is no duration, or none that a timer could be set to.
+    """
+    limit = parse_duration(deadline) / 1e9
+    if limit <= 0:
+        raise UsageError(f"--deadline {printable(deadline)!r} leaves no time; write more than 0 seconds, such as 60s")
+    if limit >= _LONGEST:
+        raise UsageError(f"--deadline {printable(deadline)!r} is too long for a timer; write less than 1e9 seconds")
+    return limit
 
 
 def features(sets: Iterable[str]) -> dict[str, bool]:
