@@ -37,7 +37,7 @@ class Severity(enum.IntEnum):
         return self.name.lower()
 
 
-class Profile(str, enum.Enum):
+class Profile(enum.Enum):
     """What the host is for; decides which advice fits."""
 
     DEFAULT = "default"
@@ -58,7 +58,7 @@ class Evidence(NamedTuple):
 
 
 class Amount(NamedTuple):
-    """A gain as a number with its spread: of what unit, such as ``ns per KVM_CREATE_VM`` or ``exits per CR0.WP write``."""
+    """A gain as a number with its spread; the unit is such as ``ns per KVM_CREATE_VM`` or ``exits per CR0.WP write``."""
 
     low: float
     mid: float
