@@ -46,6 +46,12 @@ PRESENCE = {
     "cr4-cet-owned": "nnnyy",
     "nested-cet-wp-consistency": "nnyyy",
     "nx-reads-auto": "nnnyy",
+    "nx-recovery-spares-logged": "nnyyy",
+    "nx-recovery-counts-amiss": "nnnyy",
+    "kstrtobool-true-false": "nyyyy",
+    "kstrtobool-enable-disable": "nnnyy",
+    "nx-never-unless-affected": "nnnnn",
+    "nx-recovery-when-needed": "nnnnn",
     "regs-c": "nnyyy",
     "mbec-gmet": "nnnyy",
     "pagewalk-split": "nnnny",
@@ -108,7 +114,7 @@ def test_every_fact_says_where_it_was_read_and_what_is_not_confirmed(fact) -> No
     assert fact.source
     assert fact.verified == (not fact.why)
     assert fact.commit == "" or re.fullmatch(r"[0-9a-f]{12}", fact.commit)
-    assert fact.since or fact.default or fact.backports
+    assert fact.since or fact.default or fact.backports or fact.why.startswith("proposed and not merged")
     shape = r'Since Linux (commit [0-9a-f]{12} )?(\(".+"\) )?\(v\d+\.\d+\), .+\. Before that, .+\.'
     assert re.fullmatch(shape if fact.since else r".+\. Without that, .+\.", fact.statement)
     for line, first in (fact.backports | fact.removed).items():
