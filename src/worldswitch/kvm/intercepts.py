@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from worldswitch.kvm.cet import CET_MSRS, passed_through
 from worldswitch.kvm.ownership import svm_cr0_exits
 from worldswitch.kvm.policy import Policy, Vendor
 from worldswitch.kvm.rules import rule
@@ -31,7 +32,6 @@ _VMX_PASSED = frozenset(
 _SVM_PASSED = frozenset(
     MSRS[name] for name in ("STAR", "SYSENTER_CS", "GS_BASE", "FS_BASE", "KERNEL_GS_BASE", "LSTAR", "CSTAR", "FMASK")
 )
-_CET_MSRS = frozenset(MSRS[name] for name in ("U_CET", "S_CET", "PL0_SSP", "PL1_SSP", "PL2_SSP", "PL3_SSP"))
 
 
 def _either(policy: Policy, numbers: tuple[int, int]) -> Reason:
@@ -104,7 +104,7 @@ def msr_exit(policy: Policy, msr: int, write: bool) -> Reason | None:
         passed = msr in _VMX_PASSED or (msr == MSRS["TSC"] and not write)
     else:
         passed = msr in _SVM_PASSED
-    if passed or (policy.cet and msr in _CET_MSRS):
+    if passed or (msr in CET_MSRS and passed_through(policy.cet, msr)):
         return None
     return _either(policy, (_MSR_WRITE if write else _MSR_READ, _SVM_MSR))
 

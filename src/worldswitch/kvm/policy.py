@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from worldswitch.errors import UnknownNameError, UsageError, printable
+from worldswitch.kvm.cet import Offer, offered
 from worldswitch.kvm.facts import Kernel, kernel, parameters
 
 _ON = frozenset(("1", "y", "Y", "on", "true"))
@@ -85,7 +86,7 @@ class Policy:
         vendor: VMX or SVM.
         mmu: Which MMU maps the guest.
         unrestricted_guest: VMX only: the guest may run without paging natively.
-        cet: The guest may have CR4.CET.
+        cet: Which of SHSTK and IBT the guest's CPUID has; with one of them it may have CR4.CET.
         nx_huge_pages: ``auto``, ``off``, ``force`` or ``never``, as the kernel understands what was set.
         favordynmods: cgroup attach does not wait for an RCU grace period.
         hidden: CPUID features the guest does not have although the host does.
@@ -97,7 +98,7 @@ class Policy:
     vendor: Vendor
     mmu: Mmu
     unrestricted_guest: bool
-    cet: bool
+    cet: frozenset[str]
     nx_huge_pages: str = "auto"
     favordynmods: bool = False
     hidden: frozenset[str] = frozenset()
@@ -170,7 +171,13 @@ class Policy:
         if self.vendor is Vendor.INTEL:
             set_here = "set" if "kvm_intel.unrestricted_guest" in given else ""
             rows.append(Row("unrestricted_guest", "Y" if self.unrestricted_guest else "N", set_here))
-        rows.append(Row("CR4.CET for guests", "yes" if self.cet else "no", self.kernel.origins["cet-virtualized"]))
+        rows.append(
+            Row(
+                "CR4.CET for guests",
+                f"yes ({', '.join(sorted(self.cet))})" if self.cet else "no",
+                self.kernel.origins["cet-virtualized"],
+            )
+        )
         rows.append(Row("nx_huge_pages", self.nx_huge_pages, "set" if "kvm.nx_huge_pages" in given else "default"))
         if self.has("cgroup-favordynmods"):
             rows.append(Row("favordynmods", "Y" if self.favordynmods else "N", ""))
@@ -289,15 +296,15 @@ def _unrestricted(vendor: Vendor, mmu: Mmu, given: _Settings) -> bool:
     return mmu is not Mmu.SHADOW if value is None else value
 
 
-def _cet(chosen: Kernel, vendor: Vendor, mmu: Mmu, unrestricted: bool, given: _Settings) -> bool:
-    """Whether SHSTK or IBT is offered: 7.2.13 vmx_set_cpu_caps, svm_set_cpu_caps, kvm_initialize_cpu_caps."""
-    if not chosen.has("cet-virtualized") or given.switch("kvm_intel.allow_smaller_maxphyaddr"):
-        return False
-    shadow_stack = "SHSTK" not in given.hidden and mmu is not Mmu.SHADOW
-    if vendor is Vendor.AMD:
-        return shadow_stack
-    branch_tracking = "IBT" not in given.hidden
-    return given.switch("kvm_intel.cet") is not False and unrestricted and (shadow_stack or branch_tracking)
+def _cet(chosen: Kernel, vendor: Vendor, mmu: Mmu, unrestricted: bool, given: _Settings) -> frozenset[str]:
+    host = Offer(
+        amd=vendor is Vendor.AMD,
+        tdp=mmu is not Mmu.SHADOW,
+        unrestricted_guest=unrestricted,
+        cet=given.switch("kvm_intel.cet") is not False,
+        smaller_maxphyaddr=bool(given.switch("kvm_intel.allow_smaller_maxphyaddr")),
+    )
+    return offered(chosen, host) - given.hidden
 
 
 def _nx(chosen: Kernel, given: _Settings) -> str:

@@ -7,6 +7,7 @@ done.
 
 from __future__ import annotations
 
+from worldswitch.kvm.cet import CET_MSRS, exists, refuses
 from worldswitch.kvm.control_registers import After, Flush, MmuWork, Outcome, write
 from worldswitch.kvm.intercepts import Reason, cr_exit, instruction_exit, msr_exit, short_cr0_write_exit
 from worldswitch.kvm.machine import GP, GuestFault, Machine, NotModelled, keeps_global, pcid_of
@@ -16,7 +17,7 @@ from worldswitch.kvm.rules import rule
 from worldswitch.kvm.validity import refuses_cr0, refuses_cr4, reserved
 from worldswitch.x86 import control
 from worldswitch.x86.exits import ISA_VMX
-from worldswitch.x86.msrs import MSRS
+from worldswitch.x86.msrs import MSRS, canonical, refuses_cet
 from worldswitch.x86.registers import CR0, CR4, EFER, bit_mask
 
 NOFLUSH = 1 << 63
@@ -297,11 +298,12 @@ def write_msr(m: Machine, msr: int, value: int) -> None:
         GuestFault: #GP.
     """
     reason = msr_exit(m.policy, msr, True)
+    refused = _refuses(m, msr, value, by_kvm=reason is not None)
     if reason is not None:
         m.exit(reason)
         if m.events is not None:
-            m.event("kvm_msr", {"write": 1, "ecx": msr, "data": value, "exception": _refuses(m, msr, value)})
-    if _refuses(m, msr, value):
+            m.event("kvm_msr", {"write": 1, "ecx": msr, "data": value, "exception": refused})
+    if refused:
         if reason is not None:
             m.inject(GP, 0)
         raise GuestFault(GP)
@@ -332,7 +334,7 @@ def read_msr(m: Machine, msr: int) -> int | None:
             m.skip_instruction()
     if unknown:
         raise GuestFault(GP)
-    return m.efer if msr == EFER else m.msrs.get(msr)
+    return m.efer if msr == EFER else m.msrs.get(msr, 0 if msr in CET_MSRS else None)
 
 
 @rule(
@@ -348,9 +350,6 @@ def efer_written(policy: Policy, old: int, new: int) -> After:  # noqa: ARG001 -
     return After(MmuWork.FULL_RESET if (old ^ new) & _NXE else MmuWork.NOTHING, Flush.NONE)
 
 
-_CET_MSRS = frozenset(
-    MSRS[name] for name in ("U_CET", "S_CET", "PL0_SSP", "PL1_SSP", "PL2_SSP", "PL3_SSP", "INTERRUPT_SSP_TABLE_ADDR")
-)
 _KNOWN_MSRS = frozenset(MSRS.values())
 _ADDRESSES = frozenset(
     MSRS[name] for name in ("FS_BASE", "GS_BASE", "KERNEL_GS_BASE", "LSTAR", "CSTAR", "SYSENTER_ESP", "SYSENTER_EIP")
@@ -359,14 +358,17 @@ _MEMORY_TYPES = frozenset((0, 1, 4, 5, 6, 7))
 
 
 def _exists(policy: Policy, msr: int) -> bool:
-    return msr in _KNOWN_MSRS and (policy.cet or msr not in _CET_MSRS)
+    return msr in _KNOWN_MSRS and (msr not in CET_MSRS or exists(policy.cet, msr))
 
 
-def _refuses(m: Machine, msr: int, value: int) -> bool:
+def _refuses(m: Machine, msr: int, value: int, by_kvm: bool) -> bool:
+    """Whether WRMSR is #GP: *by_kvm*, or by the processor where KVM does not see it."""
     if not _exists(m.policy, msr):
         return True
+    if msr in CET_MSRS:
+        return refuses(m.policy.cet, msr, value) if by_kvm else refuses_cet(msr, value, m.policy.vendor is Vendor.INTEL)
     if msr == EFER:
         return bool(value & ~_KNOWN_EFER[m.policy.vendor] or (value ^ m.efer) & _LME)
     if msr == MSRS["PAT"]:
         return any(value >> shift & 0xFF not in _MEMORY_TYPES for shift in range(0, 64, 8))
-    return msr in _ADDRESSES and value >> 47 not in (0, (1 << 17) - 1)
+    return msr in _ADDRESSES and not canonical(value)

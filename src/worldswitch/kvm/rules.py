@@ -8,25 +8,21 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from worldswitch.errors import UnknownNameError
-from worldswitch.kvm import facts as _facts
 
 _MODULES = (
-    "ownership", "control_registers", "validity", "intercepts", "permissions", "roles", "guest_walk", "roots", "host",
-    "tdp", "shadow_pages", "shadow", "register_writes", "vmcreate",
+    "cet", "ownership", "control_registers", "validity", "intercepts", "permissions", "roles", "guest_walk", "roots",
+    "host", "tdp", "shadow_pages", "shadow", "register_writes", "vmcreate",
 )  # fmt: skip
 
-_P = ParamSpec("_P")
-_R = TypeVar("_R")
+_F = TypeVar("_F", bound=Callable[..., Any])
 
 
-@dataclass(frozen=True, slots=True)
-class Rule:
-    """One rule of KVM's.
+class Rule(NamedTuple):
+    """One rule of KVM's. Rules are imported by the field kit too, so this module runs on Python 3.9.
 
     Attributes:
         id: Its name.
@@ -51,14 +47,18 @@ class Rule:
     @property
     def source(self) -> str:
         """``Since Linux commit <12 hex> ("subject") (vX.Y), X. Before that, Y.``, one or more of them."""
-        known = _facts.facts()
+        from worldswitch.kvm.facts import facts
+
+        known = facts()
         stated = [self.stated] if self.stated else []
         return " ".join(stated + [known[name].statement for name in self.depends])
 
     @property
     def first_release(self) -> str:
         """The release since which the function gives today's answer."""
-        return self.since or _facts.facts()[self.depends[0]].since
+        from worldswitch.kvm.facts import facts
+
+        return self.since or facts()[self.depends[0]].since
 
     @property
     def where(self) -> str:
@@ -78,10 +78,10 @@ def rule(
     source: str = "",
     since: str = "",
     until: str = "",
-) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
+) -> Callable[[_F], _F]:
     """Register the decorated function as the rule *id* (see :class:`Rule`); it is returned as it is."""
 
-    def register(function: Callable[_P, _R]) -> Callable[_P, _R]:
+    def register(function: _F) -> _F:
         _registered[id] = Rule(id, sentence, function, tested, depends, source, since, until)
         return function
 

@@ -19,7 +19,7 @@ from worldswitch.kvm.backing import Backing, Slot
 from worldswitch.kvm.execute import Guest
 from worldswitch.kvm.host import Host
 from worldswitch.kvm.machine import INSTANTS, Machine, NotModelled
-from worldswitch.kvm.policy import FEATURES, Policy, Vendor
+from worldswitch.kvm.policy import FEATURES, Policy
 from worldswitch.kvm.recurrence import repeat
 from worldswitch.kvm.validity import reserved
 from worldswitch.x86.control import Registers
@@ -125,8 +125,7 @@ def offers(policy: Policy, feature: str) -> bool:
     if name in policy.hidden:
         return False
     if name in ("SHSTK", "IBT"):
-        shadow_stack = name == "SHSTK" and policy.tdp
-        return policy.cet and (policy.vendor is Vendor.INTEL or shadow_stack)
+        return name in policy.cet
     if name in _NEVER:
         return False
     if name in FEATURES:

@@ -84,3 +84,38 @@ def msr_number(name: str) -> int:
     if word not in MSRS:
         raise UnknownNameError("model-specific register", name, MSRS, "A number is understood too")
     return MSRS[word]
+
+
+# ---- control-flow enforcement: what the processor refuses
+
+CONTROL_RESERVED = 0xF << 6
+"""Bits of U_CET and S_CET that are reserved."""
+SHADOW_STACK_BITS = 0x3
+"""Those of U_CET and S_CET that belong to shadow stacks; the others belong to indirect-branch tracking."""
+SUPPRESS, WAIT = 1 << 10, 1 << 11
+LEGACY_BITMAP = -1 << 12 & (1 << 64) - 1
+"""Bits of U_CET and S_CET that hold the address of the bitmap of legacy code pages."""
+_SSP = frozenset(MSRS[f"PL{ring}_SSP"] for ring in range(4))
+
+
+def canonical(value: int) -> bool:
+    """Whether *value* is an address that 48 bits reach."""
+    return value >> 47 in (0, (1 << 17) - 1)
+
+
+def refuses_cet(msr: int, value: int, branch_tracking: bool = True) -> bool:
+    """Whether the processor itself answers WRMSR of a CET register with #GP.
+
+    Sources: SDM volume 1, chapter 17, and volume 4, table 2-2.
+
+    Args:
+        branch_tracking: The processor has IBT; without, the bits that belong to it are reserved.
+    """
+    if not canonical(value):
+        return True
+    if msr in _SSP:
+        return bool(value & 3)
+    if msr == MSRS["INTERRUPT_SSP_TABLE_ADDR"]:
+        return False
+    forbidden = CONTROL_RESERVED if branch_tracking else ~SHADOW_STACK_BITS
+    return bool(value & forbidden or (value & SUPPRESS and value & WAIT))
