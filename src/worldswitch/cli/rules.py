@@ -46,13 +46,15 @@ def _document(rule: Rule) -> dict[str, Any]:
         "facts": list(rule.depends),
         "function": rule.where,
         "tested": rule.tested,
+        "verified": rule.verified,
+        "why_not": rule.unverified or None,
     }
 
 
 def _list(shown: list[Rule]) -> str:
     from worldswitch.report.tables import table
 
-    rows = [[rule.id, rule.first_release, rule.sentence] for rule in shown]
+    rows = [[rule.id, rule.first_release, rule.sentence + ("" if rule.verified else " (unverified)")] for rule in shown]
     return table(["rule", "since", "what it says"], rows, left=["rule", "what it says"])
 
 
@@ -67,6 +69,7 @@ def _page(rule: Rule) -> str:
             ("function", rule.where),
             ("facts", ", ".join(rule.depends)),
             ("tested by", rule.tested),
+            ("unverified", rule.unverified),
         ]
     )
     return f"{wrapped(rule.sentence)}\n\n{head}\n{wrapped(rule.source)}\n"

@@ -15,7 +15,7 @@ from worldswitch.errors import UnknownNameError
 
 _MODULES = (
     "cet", "ownership", "control_registers", "validity", "intercepts", "permissions", "roles", "guest_walk", "roots",
-    "host", "tdp", "shadow_pages", "shadow", "register_writes", "vmcreate",
+    "host", "tdp", "shadow_pages", "shadow", "register_writes", "vmcreate", "nested",
 )  # fmt: skip
 
 _F = TypeVar("_F", bound=Callable[..., Any])
@@ -33,6 +33,7 @@ class Rule(NamedTuple):
         stated: The source, where no fact states it.
         since: First release of the answer given today; empty if that is the first fact's.
         until: First release that answers otherwise; empty if none does.
+        unverified: Why it was not held against a running KVM; empty if it was.
     """
 
     id: str
@@ -43,6 +44,12 @@ class Rule(NamedTuple):
     stated: str = ""
     since: str = ""
     until: str = ""
+    unverified: str = ""
+
+    @property
+    def verified(self) -> bool:
+        """Whether it was held against a running KVM, or what one recorded."""
+        return not self.unverified
 
     @property
     def source(self) -> str:
@@ -78,11 +85,12 @@ def rule(
     source: str = "",
     since: str = "",
     until: str = "",
+    unverified: str = "",
 ) -> Callable[[_F], _F]:
     """Register the decorated function as the rule *id* (see :class:`Rule`); it is returned as it is."""
 
     def register(function: _F) -> _F:
-        _registered[id] = Rule(id, sentence, function, tested, depends, source, since, until)
+        _registered[id] = Rule(id, sentence, function, tested, depends, source, since, until, unverified)
         return function
 
     return register
