@@ -1,8 +1,8 @@
 """What a step of ssdd on a KERNEXEC kernel costs in counts, on every host.
 
-Expected: the program as it was traced step by step (rt-tests' ssdd: 3 system calls, 1 #DB, 2 switches a step; the public
-grsecurity port to 4.9: where WP is toggled), and what the patches that keep roots on a change of WP, let the guest own
-WP, and let it own CR4.CET say they remove.
+Expected: the program as it was traced step by step (rt-tests' ssdd: 3 system calls, 1 #DB, 2 switches a step; the
+public grsecurity port to 4.9: where WP is toggled), and what the patches that keep roots on a change of WP, let the
+guest own WP, and let it own CR4.CET say they remove.
 """
 
 from __future__ import annotations
