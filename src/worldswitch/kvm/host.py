@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from worldswitch.kvm.nx import NxHost, auto
 from worldswitch.kvm.policy import Policy, Vendor
 from worldswitch.kvm.rules import rule
 
@@ -44,4 +45,4 @@ def nx_active(policy: Policy, host: Host) -> bool:
     """Whether the mitigation is on (mmu.c, set_nx_huge_pages)."""
     if policy.nx_huge_pages != "auto" or not policy.has("nx-huge-pages"):
         return policy.nx_huge_pages == "force"
-    return policy.vendor is Vendor.INTEL if host.itlb_multihit is None else host.itlb_multihit
+    return auto(NxHost(policy.vendor is Vendor.INTEL if host.itlb_multihit is None else host.itlb_multihit))

@@ -14,10 +14,10 @@ from typing import NamedTuple
 from worldswitch.errors import UnknownNameError, UsageError, printable
 from worldswitch.kvm.cet import Offer, offered
 from worldswitch.kvm.facts import Kernel, kernel, parameters
+from worldswitch.kvm.nx import WORDS, understood
 
 _ON = frozenset(("1", "y", "Y", "on", "true"))
 _OFF = frozenset(("0", "n", "N", "off", "false"))
-_NX_VALUES = ("auto", "off", "force", "never")
 
 # Module parameters that some kernels lack, with the fact that says which have them.
 _NEEDS = {
@@ -150,7 +150,7 @@ class Policy:
             mmu=kind,
             unrestricted_guest=unrestricted,
             cet=_cet(chosen, vendor, kind, unrestricted, given),
-            nx_huge_pages=_nx(chosen, given),
+            nx_huge_pages=_nx(chosen, vendor, given),
             favordynmods=favor,
             hidden=given.hidden,
             settings=tuple(given.values.items()),
@@ -307,11 +307,14 @@ def _cet(chosen: Kernel, vendor: Vendor, mmu: Mmu, unrestricted: bool, given: _S
     return offered(chosen, host) - given.hidden
 
 
-def _nx(chosen: Kernel, given: _Settings) -> str:
-    value = given.values.get("kvm.nx_huge_pages", "auto")
-    if value not in _NX_VALUES:
-        return "force" if _switch("kvm.nx_huge_pages", value) else "off"
-    if value == "never" and not chosen.has("nx-never"):
+def _nx(chosen: Kernel, vendor: Vendor, given: _Settings) -> str:
+    value = given.values.get("kvm.nx_huge_pages")
+    if value is None:
+        return "never" if chosen.has("nx-never-unless-affected") and vendor is Vendor.AMD else "auto"
+    word = understood(chosen.has, value.encode(errors="surrogateescape"))
+    if word is None:
+        known = ", ".join(WORDS if chosen.has("nx-never") else WORDS[:3])
+        raise UsageError(f"nx_huge_pages={printable(value)}: {chosen} refuses it (EINVAL); say {known}, 1 or 0")
+    if value == "never" and word == "off":
         given.notes.append(f"{chosen} reads nx_huge_pages=never as off ({chosen.origins['nx-never']})")
-        return "off"
-    return value
+    return word

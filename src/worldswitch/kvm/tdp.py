@@ -41,6 +41,12 @@ class Tree:
         executable = self.large.get(gfn >> 9)
         return executable is not None and (executable or not fetch)
 
+    def zap(self, large: int) -> None:
+        """Drop the table in the place of a split 2 MiB frame, as recovery does; the next access maps it anew."""
+        self.split.discard(large)
+        self.tables.discard((1, large))
+        self.small.difference_update(range(large << 9, large + 1 << 9))
+
 
 class Mapped(NamedTuple):
     """What handling a violation did: the level mapped, frames mapped besides, and whether all vCPUs had to flush."""
