@@ -16,9 +16,10 @@ from worldswitch.guest.operations import Load, Nop, Operation, Store, WriteCr, W
 from worldswitch.guest.program import Mode, Pages, Program, Space, State, Vcpu
 from worldswitch.kvm.host import Host
 from worldswitch.kvm.machine import INSTANTS, NotModelled
+from worldswitch.kvm.offers import offers
 from worldswitch.kvm.ownership import owned_cr0
 from worldswitch.kvm.policy import Policy
-from worldswitch.kvm.vcpu import Run, offers, run
+from worldswitch.kvm.vcpu import Run, run
 from worldswitch.x86.registers import CR0, CR4, bit_mask
 
 # tests/data/README.md: kernel, processor, MMU, bit, writes; then the exits.

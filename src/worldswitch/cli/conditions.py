@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field, fields
 from itertools import product
 from pathlib import Path
@@ -112,7 +112,7 @@ def take(given: MutableMapping[str, Any], sets: Sequence[str], on: str, trace: s
         UnknownNameError: No such processor or way to page.
     """
     taken = {name: given.pop(name) for name in _HEEDED if name in given}
-    parameters = dict(_pair(word) for word in sets if not word.startswith(_CPUID))
+    parameters = _parameters(word for word in sets if not word.startswith(_CPUID))
     _refuse_unheeded({**taken, "set": parameters or None}, on)
     if (taken["kernel_image"] is None) != (taken["modules"] is None):
         raise UsageError("--kernel-image and --modules go together: a bzImage and the folder of its modules")
@@ -150,6 +150,16 @@ def _refuse_unheeded(taken: Mapping[str, Any], on: str) -> None:
                 "set, as parameters of this host's modules are not changed while it runs"
             )
         raise UsageError(f"--{name.replace('_', '-')} is for --on {able}, not for {printable(on)}")
+
+
+def _parameters(sets: Iterable[str]) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for name, value in map(_pair, sets):
+        if found.setdefault(name, value) != value:
+            raise UsageError(
+                f"--set gives {printable(name)} both {printable(found[name])} and {printable(value)}; say one of them"
+            )
+    return found
 
 
 def _pair(text: str) -> tuple[str, str]:

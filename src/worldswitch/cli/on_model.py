@@ -63,11 +63,18 @@ class OnModel:
                     yield Failure(one.spec, error)
 
     def _policy(self, place: Place, features: Mapping[str, bool]) -> Policy:
+        from worldswitch.kvm.offers import offers, why_not
         from worldswitch.kvm.policy import Policy
 
         hidden = [f"cpuid.{name}=0" for name, shown in features.items() if not shown]
         given = [f"{name}={value}" for name, value in self._parameters.items()]
-        return Policy.of(place.kernel, place.cpu, place.mmu, [*given, *hidden])
+        policy = Policy.of(place.kernel, place.cpu, place.mmu, [*given, *hidden])
+        for name in (name for name, shown in features.items() if shown and not offers(policy, name)):
+            raise UsageError(
+                f"--set cpuid.{name}=1: the model shows guests no more than KVM of {policy.kernel} offers on "
+                f"{policy.vendor} with mmu {policy.mmu}: {why_not(policy, name)}"
+            )
+        return policy
 
     def _cell(self, work: Work, policy: Policy, settings: Settings) -> Cell:
         from worldswitch.guest import library

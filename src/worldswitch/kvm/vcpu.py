@@ -19,21 +19,18 @@ from worldswitch.kvm.backing import Backing, Slot
 from worldswitch.kvm.execute import Guest
 from worldswitch.kvm.host import Host
 from worldswitch.kvm.machine import INSTANTS, Machine, NotModelled
-from worldswitch.kvm.policy import FEATURES, Policy
+from worldswitch.kvm.offers import offers, why_not
+from worldswitch.kvm.policy import Policy
 from worldswitch.kvm.recurrence import repeat
-from worldswitch.kvm.validity import reserved
 from worldswitch.x86.control import Registers
 from worldswitch.x86.exits import reason_name
 from worldswitch.x86.memory import Memory
-from worldswitch.x86.registers import CR4, bit_mask
 
 if TYPE_CHECKING:
     from worldswitch.record.trace import Trace
 
 _PAGE = 4096
 _NO_STATISTIC = frozenset(("root_loads", "root_unloads", "mmu_resets"))
-_NEVER = frozenset(("KL", "PKS", "UINTR", "LASS", "FRED", "SMX"))
-"""CPUID features that KVM offers to no guest (cpuid.c, kvm_set_cpu_caps; up to 7.2.13)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,26 +116,13 @@ def run(
     return _result(guest, machine, image, n, executed)
 
 
-def offers(policy: Policy, feature: str) -> bool:
-    """Whether the guest's CPUID has a feature, on a processor that has all its vendor ever made."""
-    name = feature.upper()
-    if name in policy.hidden:
-        return False
-    if name in ("SHSTK", "IBT"):
-        return name in policy.cet
-    if name in _NEVER:
-        return False
-    if name in FEATURES:
-        return not reserved(policy) & bit_mask(CR4, FEATURES[name])
-    return True
-
-
 def _check_features(program: Program, policy: Policy) -> None:
     missing = sorted(name for name in features(program) if not offers(policy, name))
     if missing:
+        reasons = "; ".join(dict.fromkeys(why_not(policy, name) for name in missing))
         raise MissingError(
             f"program {program.name} needs {', '.join(missing)}, which KVM of {policy.kernel} does not offer to guests "
-            f"on {policy.vendor} with mmu {policy.mmu} and these settings"
+            f"on {policy.vendor} with mmu {policy.mmu} and these settings: {reasons}"
         )
 
 
