@@ -78,6 +78,17 @@ REFUSED = [
     (("cr0-wp", "--kernel", "6.12", "--set", "host.huge_pages=maybe"), "say 1 or 0"),
     (("cr0-wp", "--kernel", "5.4", "--mmu", "tdp"), "has no TDP MMU"),
     (("cr0-wp", "--kernel", "6.12", "--mmu", "shadow", "--set", "kvm_amd.npt=1"), "npt=1 is set"),
+    (("cr0-wp", "--kernel", "6.12", "--mmu", "legacy", "--set", "tdp_mmu=1"), "mmu legacy means kvm.tdp_mmu=0"),
+    (("cr0-wp", "--kernel", "6.12", "--mmu", "legacy", "--set", "npt=0"), "mmu legacy needs kvm_amd.npt=1"),
+    (("cr0-wp", "--kernel", "6.12", "--mmu", "legcy"), "nearest: legacy"),
+    (("cr0-wp", "--kernel", "6.12", "--set", "npt=0", "--set", "npt=1"), "gives npt both 0 and 1"),
+    (("cr0-wp", "--kernel", "6.12", "--set", "kvm_intel.ept=0"), "the module of the other vendor"),
+    (("cr0-wp", "--kernel", "6.12", "--cpu", "intel", "--set", "cet=1"), "has no such parameter (comes with mainline"),
+    (("cr0-wp", "--kernel", "6.12", "--set", "cpuid.shstk=1"), "CET for guests comes with mainline 6.18"),
+    (("cr0-wp", "--kernel", "6.2.0+cr0-wp-owend"), "nearest: cr0-wp-owned"),
+    (("cr0-wp", "--kernel", "6.12+cr0-wp-owned"), "changes nothing"),
+    (("cr0-wp", "--kernel", "99.1"), "The facts reach from"),
+    (("cr0-wp", "--kernel", "6.12", "--smp", "2"), "is for --on lab"),
     (("create-vm", "--kernel", "6.12"), "the model runs guest programs"),
 ]
 
@@ -96,3 +107,22 @@ def test_a_feature_that_is_not_offered_is_missing_and_the_rest_runs() -> None:
     document = json.loads(done.stdout)
     assert [cell["program"] for cell in document["results"]] == ["cr0-wp"]
     assert "needs shstk" in document["failures"][0]["error"]
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (("--kernel", "5.10"), "CET for guests comes with mainline 6.18"),
+        (
+            ("--kernel", "7.2", "--cpu", "intel", "--set", "ept=0"),
+            "CET for guests needs EPT, and this is shadow paging",
+        ),
+        (("--kernel", "7.2", "--mmu", "shadow"), "needs NPT, and this is shadow paging"),
+        (("--kernel", "7.2", "--cpu", "intel", "--set", "cet=0"), "kvm_intel.cet=0 forbids CET for guests"),
+        (("--kernel", "7.2", "--set", "cpuid.shstk=0"), "cpuid.SHSTK=0 hides it"),
+    ],
+)
+def test_why_cet_is_missing_is_said(words: tuple[str, ...], why: str) -> None:
+    done = run("kernexec:cet=true", *words)
+    assert done.return_value == MISSING
+    assert why in done.stderr and len(done.stderr.strip().splitlines()) == 1
