@@ -19,6 +19,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "compare": ("compare", "Say in what two results of wsw run differ: counts exactly, times with an interval."),
     "convert": ("convert", "Write a trace in another format."),
     "kernels": ("kernels", "List kernels and the facts about KVM in each, or how two differ."),
+    "nx": ("nx", "Say what NX huge pages do on any kernel: parameters, splits, recovery over time."),
     "programs": ("programs", "List the guest and host programs that can be run."),
     "lab": ("lab", "Run real kernels with real KVM inside an emulator."),
     "record": ("record", "Record the KVM events that the other commands need."),
