@@ -6,12 +6,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
+from worldswitch.cli import cost_sets, model_create_vm
 from worldswitch.errors import UnknownNameError, UsageError, WorldswitchError, printable
 from worldswitch.kit.running import Failure, Say, Settings, Work
+from worldswitch.live.cells import CREATE_VM
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from worldswitch.cli.conditions import Conditions, Place
     from worldswitch.costs.atoms import Costs
     from worldswitch.guest.image import Report
@@ -38,8 +38,10 @@ class OnModel:
             raise UsageError("--on model needs a kernel: --kernel K,... such as 6.12 (wsw kernels lists what is known)")
         parameters = dict(conditions.parameters)
         self._host = _host({name: parameters.pop(name) for name in list(parameters) if name.startswith(_HOST)})
+        self._bursts = model_create_vm.take(parameters, conditions.smp)
         self._given = dict(conditions.parameters)
-        self._costs = _costs(conditions.costs)
+        self._costs = cost_sets.guest_costs(conditions.costs)
+        self._costs_named = conditions.costs
         self._parameters = parameters
         self._places = tuple(conditions.places())
         for place in self._places:
@@ -53,6 +55,9 @@ class OnModel:
 
     def run(self, work: Sequence[Work], settings: Settings, say: Say) -> Iterator[Cell | Failure]:
         """See :class:`worldswitch.cli.machines.Machine`."""
+        if self._bursts.given and not any(one.spec == CREATE_VM for one in work):
+            name = model_create_vm.PREFIX + next(iter(self._bursts.given))
+            raise UsageError(f"--set {name} is for the program {CREATE_VM}, which is not among those to run")
         for place in self._places:
             policy = self._policy(place, settings.features)
             for one in work:
@@ -80,6 +85,9 @@ class OnModel:
         from worldswitch.guest import library
         from worldswitch.kvm.vcpu import run
 
+        if work.spec == CREATE_VM:
+            costs = cost_sets.creation_costs(self._costs_named)
+            return self._conditioned(model_create_vm.cell(policy, settings, self._bursts, costs), {})
         if work.image is None or work.spec.endswith(".img"):
             raise UsageError(
                 f"the model runs guest programs as they are written, and {printable(work.spec)} is none; it runs with "
@@ -88,16 +96,19 @@ class OnModel:
         program = library.program(work.spec)
         n = program.default_n if settings.n is None else settings.n
         none, found = (run(program, policy, passes, host=self._host, image=work.image) for passes in (0, n))
-        cell = _cell_of(work, program.unit, policy, none, found)
-        dimensions = dict(cell.dimensions)
-        if settings.features:
-            dimensions["cpuid"] = dict(settings.features)
-        if self._given:
-            dimensions["set"] = self._given
+        cell = self._conditioned(_cell_of(work, program.unit, policy, none, found), settings.features)
+        return cell if self._costs is None else priced(cell, str(policy.mmu), self._costs)
+
+    def _conditioned(self, cell: Cell, features: Mapping[str, bool]) -> Cell:
+        """The cell with what was set among its dimensions."""
         from dataclasses import replace
 
-        cell = replace(cell, dimensions=dimensions)
-        return cell if self._costs is None else priced(cell, str(policy.mmu), self._costs)
+        dimensions = dict(cell.dimensions)
+        if features:
+            dimensions["cpuid"] = dict(features)
+        if self._given:
+            dimensions["set"] = self._given
+        return replace(cell, dimensions=dimensions)
 
 
 def priced(cell: Cell, mmu: str, costs: Costs) -> Cell:
@@ -121,14 +132,6 @@ def priced(cell: Cell, mmu: str, costs: Costs) -> Cell:
                 "time is that of the exits; the guest's own work is in it only as far as a cost's origin says so"
             )
     return replace(cell, time_ns=found.time, notes=(*cell.notes, *notes))
-
-
-def _costs(path: Path | None) -> Costs | None:
-    if path is None:
-        return None
-    from worldswitch.costs.atoms import load
-
-    return load(path)
 
 
 def _host(given: Mapping[str, str]) -> Host:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from worldswitch.cli import DONE, INTERRUPTED, MISSING, UNSTABLE, USAGE, conditions, options
+from worldswitch.cli import DONE, INTERRUPTED, MISSING, UNSTABLE, USAGE, conditions, cost_sets, options
 from worldswitch.cli.machines import Machine, machines
 from worldswitch.cli.work import prepare
 from worldswitch.errors import MissingError, UsageError, WorldswitchError, printable
@@ -193,18 +193,9 @@ def _result(
     from worldswitch.record.result import Environment, Provenance, Result
 
     parameters = {**asdict(settings), **asked.document()}
-    provenance = Provenance(__version__, argv, parameters, None, started, _now(), _origins(asked))
+    provenance = Provenance(__version__, argv, parameters, None, started, _now(), cost_sets.origins(asked.costs))
     environment = chosen[0][1].environment() if len(chosen) == 1 else Environment()
     return Result(tuple(done.cells), provenance, environment)
-
-
-def _origins(asked: Conditions) -> dict[str, str]:
-    """Where each cost that was given is from."""
-    if asked.costs is None:
-        return {}
-    from worldswitch.costs.atoms import load
-
-    return {atom.event: atom.origin for atom in load(asked.costs).atoms}
 
 
 def _show(result: Result, done: _Outcome, as_json: bool) -> None:

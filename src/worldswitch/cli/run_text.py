@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from worldswitch.cli.access_text import access_cases, is_access
-from worldswitch.kit.text import faults_each, latencies, name_of, number, reasons
+from worldswitch.kit.text import LATENCIES, faults_each, latencies, name_of, number, percentiles, reasons
 from worldswitch.record.result import differences
 from worldswitch.report.tables import WIDTH, fields, paragraphs, table
 from worldswitch.units import format_ns
 from worldswitch.x86.exceptions import PAGE_FAULT, error_bits, exception_name
 
 if TYPE_CHECKING:
-    from worldswitch.record.result import Cell, FaultSeen, Result, Spread
+    from worldswitch.record.result import Cell, FaultSeen, Metric, Result, Spread
 
     Placed = tuple[int, Cell]
     """A cell and its place among all."""
@@ -250,12 +251,38 @@ def _fault(fault: FaultSeen) -> tuple[Any, ...]:
 
 
 def _created(cells: Sequence[Cell], varying: Sequence[str]) -> str:
+    """Latencies of create-vm under each condition; where some are simulated, with their limits and a column less."""
+    made = [cell for cell in cells if cell.create_vm_ns is not None]
+    limited = any(cell.time_ns for cell in made)
+    interrupted = any(cell.counters.get("eintr") for cell in made) or not limited
+    where = _telling(made, varying)
     rows = []
-    for cell in cells:
-        if cell.create_vm_ns is not None:
-            where = [cell.dimensions.get(name) for name in varying]
-            rows += [(*where, *row) for row in latencies(cell)]
+    for cell in made:
+        known = {metric.name: metric for metric in cell.metrics}
+        own = [metric for name, metric in known.items() if name in LATENCIES]
+        for metric, row in zip(own, latencies(replace(cell, metrics=tuple(own))), strict=True):
+            name, calls, p50, p95, p99, most, eintr = row
+            shown = [name, calls, p50, _p50_limits(metric.name, known)] if limited else [name, calls, p50, p95]
+            shown += [p99, most, *([eintr] if interrupted else [])]
+            rows.append((*(cell.dimensions.get(one) for one in where), *shown))
     if not rows:
         return ""
-    columns = (*varying, "latency of", "calls", "p50", "p95", "p99", "max", "EINTR")
-    return table(columns, rows, left=(*varying, "latency of"))
+    columns = [*where, "latency of", "calls", "p50", "low – high" if limited else "p95", "p99", "max"]
+    columns += ["EINTR"] * interrupted
+    return table(columns, rows, left=(*where, "latency of"))
+
+
+def _telling(cells: Sequence[Cell], varying: Sequence[str]) -> list[str]:
+    """Of the conditions that vary, those that tell the cells apart: what pages a guest says little of its creation."""
+
+    def keys(names: Sequence[str]) -> set[str]:
+        return {str([cell.dimensions.get(name) for name in names]) for cell in cells}
+
+    where = [name for name in varying if name not in ("mmu", "module")]
+    return where if len(keys(where)) == len(keys(varying)) else list(varying)
+
+
+def _p50_limits(name: str, known: Mapping[str, Metric]) -> str | None:
+    """What the median would be with all costs low, and high; None where nothing was simulated."""
+    ends = [known.get(f"{name}_{end}") for end in ("low", "high")]
+    return " – ".join(percentiles(metric.values)[0] for metric in ends if metric) or None

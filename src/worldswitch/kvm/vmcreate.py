@@ -282,17 +282,23 @@ def move_steps(host: Host) -> tuple[Step, ...]:
 
 
 class GracePeriod(NamedTuple):
-    """How long a wait for a grace period is, in ns: from the first look for quiet CPUs to the first urging of those
-    that stay in the kernel. What neither bound shuts out: a CPU that disables preemption for longer, and the grace
-    period that is under way when the wait begins, which does not count."""
+    """Marks in the course of a grace period, in ns after its begin.
 
-    low: float
-    high: float
+    Attributes:
+        first_look: When idle CPUs are looked for; those that run report at their next tick, which may be sooner.
+        urged: When the last CPU is quiet that stays in the kernel until it is urged to leave. A CPU that disables
+            preemption for longer takes longer.
+    """
+
+    first_look: float
+    urged: float
 
 
 def grace_period(hz: int, cpus: int) -> GracePeriod:
-    """Bounds of a grace period (kernel/rcu/tree.h, RCU_JIFFIES_TILL_FORCE_QS; tree.c, rcu_init_geometry and
-    adjust_jiffies_till_sched_qs; 6.1.192), with the boot parameters as they are by default.
+    """How long a grace period is by the kernel's constants, with the boot parameters at their defaults.
+
+    A wait for one can be longer: the grace period that is under way when it begins does not count. Sources, 6.1.192:
+    kernel/rcu/tree.h, RCU_JIFFIES_TILL_FORCE_QS; tree.c, rcu_init_geometry, adjust_jiffies_till_sched_qs.
 
     Args:
         hz: CONFIG_HZ.
@@ -300,6 +306,5 @@ def grace_period(hz: int, cpus: int) -> GracePeriod:
     """
     first_look = 1 + (hz > 250) + (hz > 500) + cpus // 256
     urged = max(3 * first_look, hz // 10 + cpus // 256)
-    jiffy = 1e9 / hz
-    # A timer never fires early; it may be a jiffy late, and a CPU that was urged gets a jiffy to act on it.
-    return GracePeriod(first_look * jiffy, (urged + 2) * jiffy)
+    # The timer may be a jiffy late, and the CPU that was urged gets a jiffy to act on it.
+    return GracePeriod(first_look * 1e9 / hz, (urged + 2) * 1e9 / hz)

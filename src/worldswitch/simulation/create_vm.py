@@ -18,15 +18,21 @@ from worldswitch.kvm import rcu_sync
 from worldswitch.kvm.vmcreate import (
     ATTACH,
     CREATE,
+    FORK,
     GRACE_PERIOD,
     KTHREAD,
     VHOST_TASK,
     Cgroup,
+    Dynmods,
     Lock,
     attach_waits,
     create_vm,
     create_vm_steps,
+    end_attaches,
     first_run_steps,
+    first_vm_interrupts,
+    forks_pay,
+    remounted,
 )
 from worldswitch.record.result import Spread
 
@@ -149,6 +155,34 @@ def simulate(policy: Policy, scenario: Scenario, costs: Mapping[str, Cost]) -> S
     create = Latencies(*(tuple(one.create) for one in (low, mid, high)))
     first = Latencies(*(tuple(one.first) for one in (low, mid, high))) if runs else None
     return Simulated(create, first, used, missing, mid.grace_periods, mid.queue)
+
+
+def caveats(policy: Policy, scenario: Scenario, costs: Mapping[str, Cost]) -> Iterator[str]:
+    """What a reader of such latencies should know: what comes beside them, and what they leave out."""
+    if scenario.vms:
+        yield "no rule makes a new VM slower for the idle ones that are there; they only count as having started"
+    waits = create_vm(policy, scenario.cgroup).locks
+    if waits:
+        names = " and ".join(lock.value for lock in waits)
+        yield (
+            f"{policy.kernel}: the first of a burst waits for a grace period of RCU to write-lock {names}, and the "
+            "others queue behind it for cgroup_mutex"
+        )
+    if end_attaches(policy):
+        yield f"{policy.kernel}: destroying a VM takes the same locks again, as its recovery kthread moves back"
+    if policy.has("cgroup-favordynmods") and remounted(policy, Dynmods(), policy.favordynmods or scenario.late).favored:
+        fork = costs.get(FORK)
+        figure = "an amount that is not known" if fork is None else f"{_span(fork.time)} ({fork.origin})"
+        yield f"with favordynmods each fork with its exit takes longer, by {figure}"
+    elif forks_pay(policy):
+        yield f"{policy.kernel}: forks and exits are on the slow path of that lock always, as with favordynmods"
+    writes = first_vm_interrupts(policy, scenario.cpus or scenario.burst, x2apic=policy.vendor == "intel")
+    if writes > 1 and not scenario.vms:
+        yield f"{policy.kernel}: the first VM sends {writes} interrupts one by one, which no cost is known of"
+
+
+def _span(time: Spread) -> str:
+    return f"{time.low / 1e3:g} to {time.high / 1e3:g} µs"
 
 
 class _Cpus:
