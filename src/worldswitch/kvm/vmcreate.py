@@ -282,20 +282,20 @@ def move_steps(host: Host) -> tuple[Step, ...]:
 
 
 class GracePeriod(NamedTuple):
-    """Marks in the course of a grace period, in ns after its begin.
+    """How long a grace period is by the kernel's constants, in ns.
 
     Attributes:
-        first_look: When idle CPUs are looked for; those that run report at their next tick, which may be sooner.
-        urged: When the last CPU is quiet that stays in the kernel until it is urged to leave. A CPU that disables
+        low: When idle CPUs are first looked for; only if all run, and report at their next tick, it may end sooner.
+        high: When the last CPU is quiet that stays in the kernel until it is urged to leave. A CPU that disables
             preemption for longer takes longer.
     """
 
-    first_look: float
-    urged: float
+    low: float
+    high: float
 
 
 def grace_period(hz: int, cpus: int) -> GracePeriod:
-    """How long a grace period is by the kernel's constants, with the boot parameters at their defaults.
+    """How long a grace period is, with the boot parameters at their defaults.
 
     A wait for one can be longer: the grace period that is under way when it begins does not count. Sources, 6.1.192:
     kernel/rcu/tree.h, RCU_JIFFIES_TILL_FORCE_QS; tree.c, rcu_init_geometry, adjust_jiffies_till_sched_qs.
