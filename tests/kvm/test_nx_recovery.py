@@ -3,6 +3,13 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,6 +21,8 @@ from worldswitch.kvm.nx_recovery import COUNTER, Queue, Split, quota, recover, r
 from worldswitch.kvm.policy import Policy
 from worldswitch.kvm.tdp import Tdp
 
+HERE = Path(__file__).parent
+LAB = tomllib.loads((HERE / "nx_lab.toml").read_text(encoding="utf-8"))
 KERNELS = ("5.10", "6.1", "6.12", "7.2")
 BALANCED = kernel("7.2-nx-recovery-counts-amiss").has
 """A 7.2 that subtracts from the right counter."""
@@ -112,33 +121,94 @@ def test_pages_with_dirty_logging_are_spared() -> None:
 FIRST = 1 << 20
 
 
+# Page read or called; 0 stands for five recovery passes. A step before the first does nothing.
+STEPS = ((1, False), (2, False), (1, True), (3, True), (1, False), (0, False), (3, False))
+
+
+class Vm:
+    """Three huge pages as the model maps them, and their recovery."""
+
+    def __init__(self, version: str, mmu: str) -> None:
+        self.policy = Policy.of(version, mmu=mmu, settings={"nx_huge_pages": "force"})
+        self.tdp = Tdp(self.policy, Host(), Backing([Slot(FIRST, FIRST + 20 * 512, True)], ()))
+        self.tdp.load(())
+        self.waiting = Queue()
+
+    def reach(self, page: int, fetch: bool) -> None:
+        gfn, tree = FIRST + 512 * (page - 1), self.tdp.tree
+        assert tree is not None
+        before = set(tree.split)
+        while not tree.allows(gfn, fetch):
+            self.tdp.map(gfn, fetch)
+        for large in tree.split - before:
+            self.waiting = self.waiting.add(Split(large << 9, "tdp" if self.policy.mmu == "tdp" else "shadow"))
+
+    def recover(self, ratio: int) -> None:
+        done = recover(self.policy.has, self.waiting, ratio)
+        self.waiting = done.queue
+        assert self.tdp.tree is not None
+        for split in done.zapped:
+            self.tdp.tree.zap(split.gfn >> 9)
+
+    def selftest(self) -> list[list[int]]:
+        """pages_2m and nx_lpage_splits before and after each step."""
+        seen = [list(self.tdp.pages()[1:])]
+        for page, fetch in STEPS:
+            if page:
+                self.reach(page, fetch)
+            else:
+                for _ in range(5):
+                    self.recover(1)
+            seen.append(list(self.tdp.pages()[1:]))
+            assert self.waiting.lpage_splits == seen[-1][1]
+        return seen
+
+    def recovery(self) -> list[int]:
+        """nx_lpage_splits after 16 more pages were called, and after each pass with ratio 2."""
+        for page in range(4, 20):
+            self.reach(page, True)
+        seen = [self.waiting.lpage_splits]
+        while seen[-1]:
+            self.recover(2)
+            seen.append(self.tdp.pages()[2])
+        return seen
+
+
 @pytest.mark.parametrize("version", KERNELS)
 @pytest.mark.parametrize("mmu", ["legacy", "tdp"])
-def test_the_last_steps_of_the_selftest(version: str, mmu: str) -> None:
+def test_the_steps_of_the_selftest_with_recovery(version: str, mmu: str) -> None:
     """nx_huge_pages_test: after five passes with ratio 1 nothing is split, and a read maps page 3 huge again."""
-    policy = Policy.of(version, mmu=mmu, settings={"nx_huge_pages": "force"})
-    machine = Tdp(policy, Host(), Backing([Slot(FIRST, FIRST + 3 * 512, True)], ()))
-    machine.load(())
-    waiting = Queue()
-    seen = []
-    for page, fetch in ((1, False), (2, False), (1, True), (3, True), (1, False), (0, False), (3, False)):
-        if page:
-            gfn = FIRST + 512 * (page - 1)
-            assert machine.tree is not None
-            before = set(machine.tree.split)
-            while not machine.tree.allows(gfn, fetch):
-                machine.map(gfn, fetch)
-            for large in machine.tree.split - before:
-                waiting = waiting.add(Split(large << 9, "tdp" if mmu == "tdp" else "shadow"))
-        else:
-            for _ in range(5):
-                done = recover(policy.has, waiting, 1)
-                waiting = done.queue
-                for split in done.zapped:
-                    machine.tree.zap(split.gfn >> 9)
-        seen.append(machine.pages()[1:])
-        assert waiting.lpage_splits == seen[-1][1]
-    assert seen == [(1, 0), (2, 0), (1, 1), (1, 2), (1, 2), (1, 0), (2, 0)]
+    steps = [[0, 0], [1, 0], [2, 0], [1, 1], [1, 2], [1, 2], [1, 0], [2, 0]]
+    assert Vm(version, mmu).selftest() == steps
+
+
+@pytest.mark.parametrize("real", LAB["pages"], ids=lambda real: real["kernel"])
+def test_pages_split_and_recover_as_in_the_lab(real: dict[str, Any]) -> None:
+    vm = Vm(real["kernel"], "tdp")
+    assert vm.selftest() == real["selftest"]
+    assert vm.recovery() == real["recovery"]
+
+
+@pytest.mark.needs("lab-amd")
+@pytest.mark.parametrize("real", LAB["pages"], ids=lambda real: real["kernel"])
+def test_the_labs_pages_are_what_was_recorded(real: dict[str, Any]) -> None:
+    wsw = str(Path(sys.executable).with_name("wsw"))
+    line = real["kernel"].rpartition(".")[0]
+    command = [
+        wsw,
+        "lab",
+        "exec",
+        "--kernel",
+        line,
+        "--copy",
+        str(HERE / "nx_pages.py"),
+        "--",
+        "python3",
+        "nx_pages.py",
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == {"selftest": real["selftest"], "recovery": real["recovery"]}
 
 
 SPLITS = st.lists(

@@ -253,11 +253,16 @@ def _matrix(results: Sequence[tuple[Place, list[Step]]]) -> str:
 
     columns = [str(place.kernel) for place, _ in results]
     rows = [
-        [row[0].shown, *(step.written.error or step.reads or "" for step in row)]
+        [_quoted(row[0].shown), *(step.written.error or step.reads or "" for step in row)]
         for row in zip(*(done for _, done in results), strict=True)
     ]
     text = table(["write", *columns], rows, left=["write"])
     return f"{text}\nWhat the parameter reads after the write, or the error of the write.\n"
+
+
+def _quoted(word: str) -> str:
+    """*word*, in quotes where its ends could not be seen without."""
+    return word if word and word == word.strip() else f"'{word}'"
 
 
 def _detail(place: Place, done: Sequence[Step]) -> str:
@@ -273,7 +278,7 @@ def _detail(place: Place, done: Sequence[Step]) -> str:
         ]
         rows.append(
             [
-                step.shown,
+                _quoted(step.shown),
                 "" if not step.name else step.written.error or "ok",
                 step.reads or "",
                 _yes(nx.splits(state)),
