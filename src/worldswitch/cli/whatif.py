@@ -11,7 +11,7 @@ from worldswitch.cli import options
 from worldswitch.errors import UsageError
 
 if TYPE_CHECKING:
-    from worldswitch.trace.whatif import Exits, WhatIf
+    from worldswitch.trace.whatif import Exits, Reloads, WhatIf
 
 
 @click.command()
@@ -67,6 +67,12 @@ def to_json(result: WhatIf) -> dict[str, Any]:
         "inferred": result.inferred,
         "cannot_tell": [{"why": why} for why in result.cannot_tell],
         "notes": result.notes,
+        "method": result.method,
+        "method_why": result.method_why,
+        "vms": [{"method": vm.method, **asdict(vm)} for vm in result.vms],
+        "by_reason": {reason: {"from": here, "to": there} for reason, (here, there) in result.by_reason.items()},
+        "roots": None if result.roots is None else dict(zip(("from", "to"), map(asdict, result.roots), strict=True)),
+        "reloads": [asdict(reloads) for reloads in result.reloads],
     }
 
 
@@ -87,6 +93,9 @@ def describe(result: WhatIf) -> str:
                 ("to", f"{after.kernel}, {_NAMES[after.vendor]}, {_NAMES[after.mmu]}"),
                 ("removed", f"{gone:,} of {many(result.exits, 'exit')}"),
                 ("saving", _saving(result) if gone else "none"),
+                ("method", _method(result)),
+                *_wrapped("", result.method_why),
+                *_roots(result),
             )
         )
     ]
@@ -112,6 +121,27 @@ _NAMES = {
     "legacy": "legacy MMU (two-dimensional paging)",
     "shadow": "shadow paging",
 }
+
+
+def _method(result: WhatIf) -> str:
+    """Which of the two methods was used, in how many VMs."""
+    replayed = sum(vm.method == "replay" for vm in result.vms)
+    if result.method == "facts":
+        return "facts: each write judged by itself, not replayed, as"
+    which = "replay of register writes and page faults"
+    return (
+        which if replayed == len(result.vms) else f"{which} in {replayed:,} of {len(result.vms):,} VMs, else facts, as"
+    )
+
+
+def _roots(result: WhatIf) -> list[tuple[str, str]]:
+    """The work on MMU roots."""
+    if result.roots is None or not (result.roots[0].unloads or result.roots[1].unloads):
+        return []
+    here, there = (
+        f"{work.unloads:,}" + (f" ({work.freed:,} freeing page tables)" if work.freed else "") for work in result.roots
+    )
+    return [("roots", f"unloaded {here} times in the trace, {there} times on the host asked about")]
 
 
 _MOST = 30
@@ -150,7 +180,22 @@ def _terms(result: WhatIf) -> list[str]:
         )
     if any(exits.refault for exits in (*result.removed, *result.stays)):
         terms.append("a refault is a page fault on a page that was mapped before the register write")
+    if result.roots is not None and result.roots[0].unloads > result.roots[1].unloads:
+        terms.append(
+            "what the root unloads took is part of the exits they are in, and not in the saving where these stay"
+        )
+    terms += [_reload(reloads) for reloads in result.reloads]
     return terms
+
+
+def _reload(reloads: Reloads) -> str:
+    """What the trace tells of the time that unloading roots takes."""
+    from worldswitch.units import format_ns
+
+    return (
+        f"{reloads.reason} exits that unload MMU roots took {format_ns(reloads.unloading_ns)} in this trace "
+        f"({reloads.unloading:,} of them), those that do not {format_ns(reloads.other_ns)} ({reloads.other:,}); medians"
+    )
 
 
 def _row(exits: Exits) -> tuple[Any, ...]:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -20,18 +20,64 @@ if TYPE_CHECKING:
     from worldswitch.record.trace import Batch, Selection
 
 UNMAP = "kvm_unmap_hva_range"
+NEW_VCPU = "kvm_track_tsc"
+"""Comes with each new vCPU. (A guest that writes its TSC brings it too: that its pages are taken for new ones then
+loses findings and makes up none.)"""
 
 SELECTION: Selection = {
     **EVENTS,
     "kvm_exit": (*(EVENTS["kvm_exit"] or ()), "intr_info"),
     UNMAP: (),
+    NEW_VCPU: ("vcpu_id",),
 }
 """The events looked at and the fields needed of each."""
 
-_WRITE, _FIRST, _SILENT, _REFAULT = range(4)
+_WRITE, _FIRST, _SILENT, _REFAULT, _FAULT = range(5)
 _MOST_KINDS = 1 << 12
 """Kinds kept apart. Real guests make a few dozen; more would be a hostile trace."""
 _NO_KIND = -1
+_LIFE_SHIFT = np.uint64(56)
+_UNTIMED = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Deeds:
+    """What decides which exits there are elsewhere: control-register writes and page faults that find nothing mapped.
+
+    In the order in which their exits ended; all arrays of shape (n,).
+
+    Attributes:
+        index: Of its kind in ``keys``; -1 beyond the kinds that are kept apart.
+        process: Id of its process, -1 where the trace does not tell.
+        life: How many vCPUs 0 the process had made before: a process can run one VM after another.
+        thread: Number of the vCPU thread, in order of appearance.
+        cr: Register written, -1 for faults.
+        value: Value written, 0 where *told* is false.
+        told: The trace has the value.
+        faulted: The write raised #GP.
+        nested: It came from a nested guest.
+        page: 4 KiB frame of a fault, -1 for writes.
+        unmapped: How often the host had unmapped memory before.
+        ns: Exit to entry.
+        keys: What is alike of each kind; shape (kinds, 3).
+    """
+
+    index: NDArray[np.int32]
+    process: NDArray[np.int64]
+    life: NDArray[np.int32]
+    thread: NDArray[np.int32]
+    cr: NDArray[np.int64]
+    value: NDArray[np.uint64]
+    told: NDArray[np.bool_]
+    faulted: NDArray[np.bool_]
+    nested: NDArray[np.bool_]
+    page: NDArray[np.int64]
+    unmapped: NDArray[np.int32]
+    ns: NDArray[np.int64]
+    keys: NDArray[np.uint64]
+
+    def __len__(self) -> int:
+        return len(self.index)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +144,11 @@ class Evidence:
         self._untimed = Tally(limit=_MOST_KINDS)
         self._refaults = refaults.RefaultFinder()
         self._unmaps: list[NDArray[np.int64]] = []
+        self._births: dict[int, list[int]] = {}
+        self._deeds: list[_Part] = []
+        self._marks: list[NDArray[np.uint8]] = []
+        self._last_number = 0
+        self._reasons = Tally(limit=_MOST_KINDS)
         self._index: list[NDArray[np.int32]] = []
         self._ns: list[NDArray[np.int64]] = []
         self._firsts: list[_Firsts] = []
@@ -116,6 +167,8 @@ class Evidence:
             times = batch.time[batch.order == batch.events.index(UNMAP)]
             if len(times):
                 self._unmaps.append(times)
+        if NEW_VCPU in batch.events:
+            self._note_births(batch)
         self.seen.look(batch)
         self._add(self.pairs.feed(batch))
 
@@ -129,33 +182,44 @@ class Evidence:
         self.seen.add(rows)
         if rows.any(pairing.CR_KNOWN):
             self._crs.add(rows)
-        codes = self._refaults.look(rows, self._unmapped(rows))
+        unmapped, lives = self._unmapped(rows), self._lives(rows)
+        codes = self._refaults.look(_by_life(rows, lives), unmapped)
         no_time = rows.is_open | ~rows.is_exit
+        self._reasons.add(rows.number[~no_time] if no_time.any() else rows.number, None, None)
         self.exits += len(rows) - int(np.count_nonzero(no_time))
         self.total_ns += int(counted_ns(rows).sum())
         if codes.any():
             self.new_pages += int(np.count_nonzero(codes & refaults.NEW_PAGE))
             self.dubious += int(np.count_nonzero(codes & refaults.UNMAPPED))
-            codes[(codes & (refaults.NEW_PAGE | refaults.UNMAPPED)) != 0] = 0
         two_dimensional = (rows.isa == 1) & ((rows.reason & np.uint32(0xFFFF)) == 48)
         self.faults_without_address += int(np.count_nonzero(two_dimensional & (rows.detail_kind == 0)))
         where = rows.cr != NO_CR
-        if codes.any():
-            where |= codes != 0
+        if rows.any(pairing.DETAILED):
+            where |= refaults.is_fault(rows) & refaults.is_missing(rows)
         if where.all():
-            self._note(rows, slice(None), codes, no_time)
+            at: NDArray[np.intp] | slice = slice(None)
         elif where.any():
-            self._note(rows, np.flatnonzero(where), codes, no_time)
+            at = np.flatnonzero(where)
+        else:
+            return
+        self._note(rows, at, codes, no_time)
+        self._deeds.append(_part(rows, at, unmapped, lives))
 
     def _note(
         self, rows: ExitRows, at: NDArray[np.intp] | slice, codes: NDArray[np.int64], no_time: NDArray[np.bool_]
     ) -> None:
-        """Remember the writes and refaults *at* these rows."""
+        """Remember the writes and faults *at* these rows."""
         codes, no_time, flags = codes[at], no_time[at], rows.flags[at]
+        marks = codes & (refaults.NEW_PAGE | refaults.UNMAPPED) | no_time * _UNTIMED
+        self._marks.append(marks.astype(np.uint8))
+        codes[(codes & (refaults.NEW_PAGE | refaults.UNMAPPED)) != 0] = 0
         kind = _SILENT - 2 * ((flags & pairing.CR_KNOWN) != 0) - 1 * ((flags & pairing.CR_FIRST) != 0)
         cr = np.minimum(rows.cr[at], 15)
         what = cr | kind << 4 | (flags & (pairing.FAULTED | pairing.FROM_L2)).astype(np.int64) << 8
         is_refault = codes != 0
+        is_fault = rows.cr[at] == NO_CR
+        if is_fault.any():
+            what = np.where(is_fault, _FAULT << 4 | (flags & pairing.FROM_L2).astype(np.int64) << 8, what)
         if is_refault.any():
             last = np.where(codes & refaults.AFTER_CR4, 4, 0)
             nested = (flags & pairing.FROM_L2).astype(np.int64)
@@ -163,7 +227,7 @@ class Evidence:
             what = np.where(is_refault, code, what)
         changed = None
         if rows.any(pairing.CR_KNOWN):
-            changed = np.where((kind == _WRITE) & ~is_refault, rows.cr_changed[at], 0)
+            changed = np.where((kind == _WRITE) & ~is_fault, rows.cr_changed[at], 0)
         number = rows.isa[at].astype(np.uint64) << np.uint64(32) | rows.reason[at]
         ns = counted_ns(rows)[at]
         index = self._kinds.add(what, changed, number, ns)
@@ -187,6 +251,133 @@ class Evidence:
         key, rip = writer(rows)[at][first], rows.rip[at][first]
         self._firsts.append(_Firsts(key, rip, index[first], ns[first], no_time[first], self._entries + first))
 
+    def _note_births(self, batch: Batch) -> None:
+        """Remember when a process made its vCPU 0."""
+        place = batch.events.index(NEW_VCPU)
+        at = np.flatnonzero(batch.order == place)
+        vcpu = batch.tables[place].get("vcpu_id")
+        if vcpu is not None and len(vcpu) == len(at):
+            at = at[vcpu == 0]
+        for when, pid, tid in zip(batch.time[at].tolist(), batch.pid[at].tolist(), batch.tid[at].tolist(), strict=True):
+            if pid in self._births or len(self._births) < _MOST_KINDS:
+                self._births.setdefault(pid if pid >= 0 else -2 - tid, []).append(when)
+
+    def _lives(self, rows: ExitRows) -> NDArray[np.int32] | None:
+        """How often the process of each row had made a vCPU 0 before it; None if none ever did."""
+        if not self._births:
+            return None
+        pids, tids = self.pairs.pids, self.pairs.tids
+        process = np.where(pids >= 0, pids, -2 - tids)[rows.thread]
+        lives = np.zeros(len(rows), np.int32)
+        for key in np.unique(process).tolist():
+            if key in self._births:
+                mine = process == key
+                lives[mine] = np.searchsorted(np.array(self._births[key]), rows.start[mine])
+        return lives
+
+    def by_reason(self) -> dict[int, int]:
+        """Exits by isa << 32 | reason; only those that have an entry."""
+        return dict(zip(self._reasons.keys[:, 0].tolist(), self._reasons.counts.tolist(), strict=True))
+
+    @property
+    def decides(self) -> bool:
+        """Whether a replay can tell more than the kinds do: values are in the trace, or pages faulted again."""
+        return self._again() or any(part.value is not None for part in self._deeds)
+
+    def _again(self) -> bool:
+        """Whether a page faulted twice in one VM."""
+        parts = [part for part in self._deeds if part.faults is not None]
+        if not parts:
+            return False
+        thread = np.concatenate([part.thread[part.faults] for part in parts])
+        life = np.concatenate([np.zeros(0) if part.life is None else part.life[part.faults] for part in parts])
+        pids = self.pairs.pids
+        vm = np.where(pids >= 0, pids, -2 - np.arange(len(pids)))[thread]
+        columns = [np.concatenate([part.pages for part in parts if part.pages is not None]), vm]
+        if len(life) == len(vm):
+            columns.append(life.astype(np.int64))
+        return len(np.unique(np.stack(columns), axis=1).T) < len(vm)
+
+    def deeds(self) -> Deeds:
+        """The writes and faults one by one; call after :meth:`kinds`."""
+        index = np.concatenate([np.empty(0, np.int32), *self._index])
+        keys = self._kinds.keys
+        what = np.append(keys[:, 0].astype(np.int64), _FAULT << 4)[index]
+        kind, flags = what >> 4 & 0xF, what >> 8 & 0xFFFF
+        is_fault = (kind == _FAULT) | (kind == _REFAULT)
+        thread = np.concatenate([np.empty(0, np.int32), *(part.thread for part in self._deeds)])
+        return Deeds(
+            index=index,
+            process=self.pairs.pids[thread],
+            life=self._column("life", np.int32, 0),
+            thread=thread,
+            cr=np.where(is_fault, -1, what & 0xF),
+            value=self._column("value", np.uint64, 0),
+            told=(kind == _WRITE) | (kind == _FIRST),
+            faulted=(flags & pairing.FAULTED) != 0,
+            nested=(flags & pairing.FROM_L2) != 0,
+            page=self._of_faults("pages", np.int64, -1),
+            unmapped=self._of_faults("unmapped", np.int32, 0),
+            ns=np.concatenate([np.empty(0, np.int64), *self._ns]),
+            keys=keys,
+        )
+
+    def _column(self, name: str, kind: type, missing: int) -> NDArray[Any]:
+        """A column of all parts, *missing* where a part has none."""
+        parts = [(getattr(part, name), len(part.thread)) for part in self._deeds]
+        return np.concatenate(
+            [np.empty(0, kind), *(np.full(n, missing, kind) if values is None else values for values, n in parts)]
+        )
+
+    def _of_faults(self, name: str, kind: type, missing: int) -> NDArray[Any]:
+        """A column that only faults have."""
+        column: NDArray[Any] = np.full(sum(len(part.thread) for part in self._deeds), missing, kind)
+        start = 0
+        for part in self._deeds:
+            values = getattr(part, name)
+            if part.faults is not None and values is not None:
+                column[start + part.faults] = values
+            start += len(part.thread)
+        return column
+
+    def first_kinds(self, kinds: list[Kind]) -> dict[int, Kind]:
+        """The kinds of first writes by their places in :meth:`deeds`, what was inferred of them included."""
+        by_number = {kind.number: kind for kind in kinds}
+        positions = [position for part in self._firsts for position in part.position.tolist()]
+        return {place: by_number[number] for place in positions if (number := int(self._numbers[place])) in by_number}
+
+    def raw_kind(self, index: int, changed: int | None = None, inferred: bool = False) -> Kind:
+        """What is alike of the entries of *index* in :meth:`deeds`, without number and sums."""
+        kind = _kind(0, self._keys()[index], 0, 0, 0, changed)
+        return replace(kind, changed=changed, inferred=inferred)
+
+    def _keys(self) -> list[list[int]]:
+        keys: list[list[int]] = self._kinds.keys.tolist()
+        return keys
+
+    def without(self, kinds: list[Kind], taken: NDArray[np.bool_]) -> list[Kind]:
+        """The kinds as they are without the entries *taken* (a mask over :meth:`deeds`), which belong to none then."""
+        marks = np.concatenate(self._marks)[taken]
+        self.new_pages -= int(np.count_nonzero(marks & refaults.NEW_PAGE))
+        self.dubious -= int(np.count_nonzero(marks & refaults.UNMAPPED))
+        touched = np.unique(self._numbers[taken]).tolist()
+        self._numbers[taken] = _NO_KIND
+        result = []
+        for kind in kinds:
+            if kind.number not in touched:
+                result.append(kind)
+            elif (left := np.flatnonzero(self._numbers == kind.number)).size:
+                result.append(self.regrouped(kind, left))
+        return result
+
+    def regrouped(self, kind: Kind, entries: NDArray[np.intp]) -> Kind:
+        """*kind*, which from now on is these entries, by a number of its own."""
+        self._last_number = max(self._last_number, int(self._numbers.max(initial=0))) + 1
+        self._numbers[entries] = self._last_number
+        untimed = int(np.count_nonzero(np.concatenate(self._marks)[entries] & _UNTIMED))
+        total = int(np.concatenate(self._ns)[entries].sum())
+        return replace(kind, number=self._last_number, count=len(entries), total_ns=total, untimed=untimed)
+
     def _unmapped(self, rows: ExitRows) -> NDArray[np.int64] | None:
         if not self._unmaps:
             return None
@@ -200,7 +391,7 @@ class Evidence:
         result = []
         sums = zip(self._kinds.keys.tolist(), self._kinds.counts.tolist(), self._kinds.totals.tolist(), strict=True)
         for index, (key, count, total) in enumerate(sums):
-            if key[0] >> 4 & 0xF != _FIRST:
+            if key[0] >> 4 & 0xF not in (_FIRST, _FAULT):
                 result.append(_kind(index, key, count, total, untimed.get(index, 0)))
         result += self._first_writes()
         return result
@@ -234,6 +425,50 @@ class Evidence:
         # Index -1, of what came after the limit of the tally, is never wanted.
         times: NDArray[np.int64] = np.concatenate(self._ns)[wanted[self._numbers] & (self._numbers != _NO_KIND)]
         return times
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """A batch's share of :class:`Deeds`; None for columns that say nothing.
+
+    Attributes:
+        thread, life, value: As there.
+        faults: Which are faults.
+        pages, unmapped: Of these alone.
+    """
+
+    thread: NDArray[np.int32]
+    life: NDArray[np.int32] | None
+    value: NDArray[np.uint64] | None
+    faults: NDArray[np.intp] | None
+    pages: NDArray[np.int64] | None
+    unmapped: NDArray[np.int32] | None
+
+
+def _part(
+    rows: ExitRows,
+    at: NDArray[np.intp] | slice,
+    unmapped: NDArray[np.int64] | None,
+    lives: NDArray[np.int32] | None,
+) -> _Part:
+    faults = np.flatnonzero(rows.cr[at] == NO_CR)
+    some = len(faults) > 0
+    told = rows.any(pairing.CR_KNOWN | pairing.CR_FIRST)
+    return _Part(
+        thread=rows.thread[at].astype(np.int32),
+        life=None if lives is None else lives[at],
+        value=rows.cr_value[at].copy() if told else None,
+        faults=faults if some else None,
+        pages=(rows.detail[at][faults] >> np.uint64(refaults.PAGE_SHIFT)).astype(np.int64) if some else None,
+        unmapped=unmapped[at][faults].astype(np.int32) if some and unmapped is not None else None,
+    )
+
+
+def _by_life(rows: ExitRows, lives: NDArray[np.int32] | None) -> ExitRows:
+    """The rows, with other addresses for each life of a process: its VMs share no memory."""
+    if lives is None or not lives.any():
+        return rows
+    return replace(rows, detail=rows.detail ^ lives.astype(np.uint64) << _LIFE_SHIFT)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,17 +1,24 @@
-"""What another kernel or setting would have saved in a trace: counterfactual by facts.
+"""What another kernel or setting would have saved in a trace.
 
 Two policies, the host the trace was recorded on and the host asked about, are put the same question for every
 control-register write in the trace: does it exit, and what becomes of the MMU roots? The rules that answer are those of
 :mod:`worldswitch.kvm`; nothing here knows a kernel version. What the trace does not hold is said, not guessed.
+
+Where the trace allows, its writes and page faults are played again under both policies, in
+:mod:`worldswitch.trace.replay`; elsewhere each is judged by itself, by facts: whether it exits, and whether writes like
+it lose page tables.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from worldswitch.kvm.control_registers import Outcome, change
+import numpy as np
+
+from worldswitch.kvm.control_registers import Outcome, change, write
 from worldswitch.kvm.distributions import kernel_named
 from worldswitch.kvm.policy import Policy, Vendor
 from worldswitch.stats import bootstrap
@@ -20,23 +27,19 @@ from worldswitch.trace.ahead import ahead
 from worldswitch.trace.evidence import SELECTION, Evidence, Kind
 from worldswitch.trace.explain import LOSES, Loss, bits_of, loss_of, many
 from worldswitch.trace.host import Churn, SourceKernel, hosts, source_kernel
+from worldswitch.trace.replay import POSSIBLE, Faults, Replay, RootWork, VmMethod, replay
 from worldswitch.units import format_ns
 from worldswitch.x86.exits import reason_name
-from worldswitch.x86.registers import CR0, CR4, bit_mask, bit_names, register_name
+from worldswitch.x86.registers import CR0, CR4, bit_names, register_name
 
 if TYPE_CHECKING:
     from worldswitch.record.trace import EventSource, Meta
+    from worldswitch.trace.evidence import Deeds
 
 _JUDGED = (CR0, CR4)
-
-# The single-bit changes a 64-bit guest makes while it runs; what a write may have changed if the trace does not tell.
-_POSSIBLE = {
-    CR0: tuple(bit_mask(CR0, name) for name in ("WP", "TS", "AM", "MP", "EM", "NE")),
-    CR4: tuple(
-        bit_mask(CR4, name)
-        for name in ("PGE", "SMEP", "SMAP", "PKE", "CET", "TSD", "DE", "PCE", "UMIP", "FSGSBASE", "OSXSAVE")
-    ),
-}
+_ENOUGH = 20
+"""Exits of each sort that a comparison of times needs."""
+_MOST_REASONS = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +67,23 @@ class Exits:
     why: str
 
 
+@dataclass(frozen=True, slots=True)
+class Reloads:
+    """What unloading and loading MMU roots takes, as far as exits of one reason tell that do it and that do not.
+
+    Attributes:
+        reason: Exit reason.
+        unloading, other: Exits with and without, among those whose values the trace has.
+        unloading_ns, other_ns: Their median times.
+    """
+
+    reason: str
+    unloading: int
+    unloading_ns: float
+    other: int
+    other_ns: float
+
+
 @dataclass(slots=True)
 class WhatIf:
     """The answer.
@@ -72,6 +92,12 @@ class WhatIf:
     over blocks of consecutive exits; the processor's own share of a world switch comes on top. ``exits`` and
     ``total_ns`` are those of the whole trace. ``inferred``, ``cannot_tell`` and ``notes`` are sentences: what the
     answer rests on besides the trace, what it does not say, and what to know about the hosts.
+
+    ``method`` is ``"replay"`` if every VM that writes control registers was replayed, ``"facts"`` if none was, else
+    ``"replay and facts"``; ``method_why`` says why facts had to do, and is empty if they had not. ``vms`` has it for
+    each VM. ``by_reason`` has the exits of each reason, here and as predicted there; exits that only the other host
+    has are in it as far as a replay shows them, which is never more than the trace can. ``roots`` is the work on MMU
+    roots in the VMs replayed, here and there; ``reloads`` what the trace shows of its time.
     """
 
     meta: Meta
@@ -86,6 +112,12 @@ class WhatIf:
     inferred: list[str] = field(default_factory=list)
     cannot_tell: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    method: str = "facts"
+    method_why: str = ""
+    vms: list[VmMethod] = field(default_factory=list)
+    by_reason: dict[str, tuple[int, int]] = field(default_factory=dict)
+    roots: tuple[RootWork, RootWork] | None = None
+    reloads: list[Reloads] = field(default_factory=list)
 
     @property
     def assumed_from(self) -> str | None:
@@ -142,7 +174,15 @@ def whatif(
         inferred=found.inferred,
         notes=[*found.notes, *filter(None, [explain.no_cet(found.before, found.after)])],
     )
-    _Judge(result, evidence, kinds).judge()
+    judge = _Judge(result, evidence, kinds)
+    judge.replay()
+    judge.judge()
+    gone: dict[str, int] = {}
+    for exits in result.removed:
+        gone[exits.reason] = gone.get(exits.reason, 0) + exits.count
+    for number, count in evidence.by_reason().items():
+        reason = reason_name(number >> 32, number & 0xFFFFFFFF)
+        result.by_reason[reason] = (count, max(0, count - gone.get(reason, 0) + judge.untimed.get(reason, 0)))
     return result
 
 
@@ -155,12 +195,87 @@ class _Judge:
         self.kinds = kinds
         self.gone: set[int] = set()
         self.gone_untimed = 0
+        self.untimed: dict[str, int] = {}
+        self.replayed: Replay | None = None
+        self.faults: list[tuple[Kind, Faults]] = []
         self.puzzling: dict[str, int] = {}
         self.other_work: dict[tuple[str, Outcome, Outcome], int] = {}
         self.writes = [kind for kind in kinds if not kind.is_refault and not kind.nested]
 
+    def replay(self) -> None:
+        """Replay what can be, and take it out of what is judged by facts."""
+        result, evidence = self.result, self.evidence
+        why = self._why_no_replay()
+        if not why:
+            deeds = evidence.deeds()
+            played = replay(deeds, evidence.first_kinds(self.kinds), result.before, result.after)
+            result.vms = played.vms
+            if any(not vm.why for vm in played.vms):
+                self._take(played, deeds)
+            reasons = Counter(vm.why for vm in played.vms if vm.why)
+            why = "; ".join(
+                reason if len(played.vms) == 1 else f"{many(count, 'VM')}: {reason}"
+                for reason, count in reasons.most_common(_MOST_REASONS)
+            )
+            result.method = "facts" if self.replayed is None else "replay and facts" if why else "replay"
+        result.method_why = why
+
+    def _why_no_replay(self) -> str:
+        """Why nothing of the trace can be replayed; empty if something may."""
+        before, after, meta, evidence = self.result.before, self.result.after, self.result.meta, self.evidence
+        if not any(kind.cr in _JUDGED for kind in self.writes):
+            return "the trace has no CR0 or CR4 writes to replay"
+        if before.tdp != after.tdp:
+            return "what faults under the other kind of paging is not in the trace"
+        if meta.lost or not meta.complete:
+            return "parts of the trace are missing"
+        if evidence.faults_without_address:
+            return "the addresses of page faults are not in the trace"
+        if not evidence.decides:
+            return "the trace has no values of CR0 and CR4 writes, and no page in it faults twice"
+        return ""
+
+    def _take(self, played: Replay, deeds: Deeds) -> None:
+        """Judge by *played* what it took."""
+        evidence = self.evidence
+        self.replayed = played
+        self._measure(played, deeds)
+        kinds = evidence.without(self.kinds, played.taken)
+        for writes in played.writes:
+            kind = evidence.raw_kind(writes.kind, writes.changed, writes.inferred)
+            kinds.append(evidence.regrouped(kind, writes.entries))
+        self.faults = [
+            (evidence.regrouped(evidence.raw_kind(faults.kind), faults.entries), faults) for faults in played.faults
+        ]
+        evidence.dubious += played.dubious
+        evidence.new_pages += played.new_pages
+        self.kinds = kinds
+        self.writes = [kind for kind in kinds if not kind.is_refault and not kind.nested]
+        self.result.roots = (played.here, played.there)
+        for register, (mask, count) in played.assumed.items():
+            self._infer(
+                f"that {many(count, f'{register_name(register)} write')} changed {bits_of(register, mask)}: the bits "
+                f"are not in the trace, but of the changes a 64-bit guest makes only this gives the page faults of the "
+                f"trace, replayed by the rules of {self.result.before.kernel}"
+            )
+
+    def _measure(self, played: Replay, deeds: Deeds) -> None:
+        """How long exits of one reason took that unload roots, and those that do not."""
+        reasons = deeds.keys[:, 2]
+        told = played.taken & (deeds.cr >= 0) & (deeds.ns > 0)
+        number = np.append(reasons, np.uint64(0))[deeds.index]
+        for reason in np.unique(number[told]).tolist():
+            mine = told & (number == reason)
+            unloading, other = deeds.ns[mine & played.unloading], deeds.ns[mine & ~played.unloading]
+            if min(len(unloading), len(other)) >= _ENOUGH:
+                name = reason_name(reason >> 32, reason & 0xFFFFFFFF)
+                medians = float(np.median(unloading)), float(np.median(other))
+                self.result.reloads.append(Reloads(name, len(unloading), medians[0], len(other), medians[1]))
+
     def judge(self) -> None:
         """Judge everything."""
+        for kind, faults in self.faults:
+            self._replayed(kind, faults)
         for kind in self.kinds:
             if kind.nested:
                 self._stay(kind, kind.changed, False, "a nested guest's: what exits is its hypervisor's choice too")
@@ -189,6 +304,8 @@ class _Judge:
         self.result.removed.append(_exits(kind, mask, known, why, register))
         self.gone.add(kind.number)
         self.gone_untimed += kind.untimed
+        reason = reason_name(kind.isa, kind.reason)
+        self.untimed[reason] = self.untimed.get(reason, 0) + kind.untimed
 
     def _stay(self, kind: Kind, mask: int | None, known: bool, why: str, register: int | None = None) -> None:
         self.result.stays.append(_exits(kind, mask, known, why, register))
@@ -231,7 +348,7 @@ class _Judge:
         count = sum(kind.count for kind in kinds)
         writes = many(count, f"{name} write")
         outcomes = {
-            mask: (change(before, register, mask), change(after, register, mask)) for mask in _POSSIBLE[register]
+            mask: (change(before, register, mask), change(after, register, mask)) for mask in POSSIBLE[register]
         }
         if after.vendor is Vendor.AMD:
             for kind in kinds:
@@ -270,7 +387,7 @@ class _Judge:
                     known[kind.changed] = known.get(kind.changed, 0) + kind.count
         if known:
             return known, True
-        return dict.fromkeys(_POSSIBLE[register], untold) if untold else {}, False
+        return dict.fromkeys(POSSIBLE[register], untold) if untold else {}, False
 
     def _refault(self, kind: Kind) -> None:
         """Judge page faults on pages that had been mapped before a write."""
@@ -306,9 +423,25 @@ class _Judge:
             was, would = change(before, *causes[0]), change(after, *causes[0])
             self._remove(kind, mask, told, explain.why_kept(before, after, was, would), register)
 
+    def _replayed(self, kind: Kind, faults: Faults) -> None:
+        """Say what became of refaults that were replayed."""
+        before, after, cause = self.result.before, self.result.after, faults.cause
+        register, mask = cause.register, cause.old ^ cause.new
+        was, would = write(before, register, cause.old, cause.new), write(after, register, cause.old, cause.new)
+        if faults.gone:
+            self._remove(kind, mask, cause.told, explain.why_kept(before, after, was, would), register)
+            return
+        loss = loss_of(would)
+        does = {
+            Loss.ALWAYS: "frees its page tables too",
+            Loss.ONCE: "goes over to other page tables too",
+            Loss.NEVER: "has not mapped the page by then either",
+        }
+        self._stay(kind, mask, cause.told, f"{explain.name_of(after, before)} {does[loss]}", register)
+
     def _unexplained(self, kind: Kind) -> None:
         before = self.result.before
-        self._stay(kind, None, False, "no rule of the trace's kernel explains them")
+        self._stay(kind, None, False, "no rule of the trace's kernel explains them", kind.cr)
         names = " and ".join(register_name(number) for number in kind.between)
         self._cannot(explain.unexplained(before, kind.count, names, kind.again))
 
@@ -320,7 +453,8 @@ class _Judge:
         self._cannot(explain.other_paging(before, after))
         if before.tdp != after.tdp:
             return
-        refaults = any(kind.is_refault for kind in self.kinds) or self.evidence.faults_without_address
+        faulted = bool(self.faults) or any(kind.is_refault for kind in self.kinds)
+        refaults = faulted or self.evidence.faults_without_address
         for register in _JUDGED:
             for (was, would, writes), bits in self._losses(register).items():
                 changing = "it changes" if writes.startswith("1 ") else "they change"
@@ -361,8 +495,8 @@ class _Judge:
 def _exits(kind: Kind, mask: int | None, known: bool, why: str, register: int | None) -> Exits:
     number = kind.cr if register is None else register
     bits = None if mask is None else bit_names(number, mask)
-    reason = reason_name(kind.isa, kind.reason)
-    return Exits(reason, register_name(number), bits, kind.is_refault, kind.count, kind.total_ns, known, why)
+    reason, refault = reason_name(kind.isa, kind.reason), register is not None
+    return Exits(reason, register_name(number), bits, refault, kind.count, kind.total_ns, known, why)
 
 
 def _merged(parts: list[Exits]) -> list[Exits]:
