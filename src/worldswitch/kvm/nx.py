@@ -277,7 +277,7 @@ def read(has: Has, state: Parameters, name: str) -> str:
 @rule(
     id="nx-parameter-read",
     sentence="nx_huge_pages reads never after never, else Y or N: auto, off and force cannot be told apart.",
-    depends=("nx-reads-auto", "nx-never", "nx-huge-pages"),
+    depends=("nx-never", "nx-reads-auto", "nx-huge-pages"),
     tested="tests/kvm/test_nx.py::test_what_is_read_back",
 )
 def read_switch(has: Has, state: Parameters) -> str:
