@@ -6,9 +6,9 @@ from __future__ import annotations
 
 # ruff: noqa: I001 - the order is that of the findings
 from worldswitch.host.checks import presence as presence
+from worldswitch.host.checks import nx as nx
 from worldswitch.host.checks import vm_creation as vm_creation
 from worldswitch.host.checks import cgroups as cgroups
-from worldswitch.host.checks import nx as nx
 from worldswitch.host.checks import mmu as mmu
 from worldswitch.host.checks import security as security
 from worldswitch.host.checks import memory as memory

@@ -56,7 +56,7 @@ def favordynmods(host: Host, profile: Profile) -> Found:
     title = "favordynmods is off: each move between control groups waits for an RCU grace period"
     if helps_kvm:
         title += ", and so does each KVM_CREATE_VM"
-    risk = "Every fork, exec and exit takes a slower path (rule cgroup-fork-slow-path)."
+    risk = f"Each fork with its exit takes up to {gains.FORK_US:g} us more ({gains.DYNMODS}, inconclusive)."
     if here.has("cgroup-per-process-rwsem"):
         risk += " Its per-process part cannot be switched off again before a reboot."
     return Finding("favordynmods", severity, title, seen, gain, fix, undo, risk)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from worldswitch.host.checks.terms import built_in, vendor_module
+from worldswitch.host.checks.terms import boot_words_of, built_in, vendor_module
 from worldswitch.host.facts import Host
 from worldswitch.host.finding import (
     BootParameter,
@@ -35,7 +35,8 @@ def parameter(host: Host, module: str, name: str, value: str, old: str, *, live:
     """
     now: list[Step] = [Write(host.parameter_path(module, name), value)] if live else []
     back: list[Step] = [Write(host.parameter_path(module, name), old)] if live else []
-    given = _on_command_line(host, module, name)
+    # There it counts more than what modprobe.d says.
+    given = boot_words_of(host, f"{module}.{name}")
     for text in given:
         now.append(BootParameter(text, remove=True))
     if built_in(host, module):
@@ -127,14 +128,6 @@ def no_unit(name: str) -> tuple[Step, ...]:
         Remove(f"/etc/systemd/system/{name}.service"),
         Run(("systemctl", "daemon-reload")),
     )
-
-
-def _on_command_line(host: Host, module: str, name: str) -> list[str]:
-    """The parameter as the kernel's command line has it: there it counts more than what modprobe.d says."""
-    found = []
-    for spelt in dict.fromkeys((f"{module}.{name}", f"{module.replace('_', '-')}.{name}")):
-        found += [f"{spelt}={value}" if value else spelt for value in host.cmdline.get(spelt, ())]
-    return found
 
 
 def _unloading_order(host: Host) -> tuple[str, ...]:

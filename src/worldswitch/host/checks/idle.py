@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from worldswitch.host.checks.changes import parameter
-from worldswitch.host.checks.terms import INFO, NOTICE, WARNING, by, fine, integer, kvm_works, unreadable
+from worldswitch.host.checks.terms import INFO, NOTICE, WARNING, boot_words_of, by, fine, integer, kvm_works, unreadable
 from worldswitch.host.facts import Host
 from worldswitch.host.finding import Amount, Evidence, Finding, Found, Gain, Profile, check, unknown_gain
 
@@ -105,9 +105,8 @@ def paravirtual_guest(host: Host, profile: Profile) -> Found:
     """A kernel without CONFIG_KVM_GUEST, or told to leave them, misses cheap clocks, wake-ups and flushes."""
     if host.hypervisor != "KVM":
         return None
-    refused = [
-        word for word in ("no-kvmclock", "nopv", "nopvspin", "no-steal-acc", "no-kvmapf") if word in host.cmdline
-    ]
+    names = ("no-kvmclock", "nopv", "nopvspin", "no-steal-acc", "no-kvmapf")
+    refused = [word for name in names for word in boot_words_of(host, name)]
     if host.config("KVM_GUEST") == "n":
         seen = (Evidence(host.config_path, "CONFIG_KVM_GUEST is not set"),)
         title = "this host is a KVM guest, but its kernel knows none of KVM's paravirtual helps"

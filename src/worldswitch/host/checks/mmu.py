@@ -12,6 +12,7 @@ from worldswitch.host.checks.terms import (
     by,
     fine,
     kernel_evidence,
+    two_dimensional,
     unreadable,
     vendor_module,
 )
@@ -20,12 +21,6 @@ from worldswitch.host.finding import Amount, Evidence, Finding, Found, Gain, Pro
 
 CPUINFO = "/proc/cpuinfo"
 _NEWER = "Boot 6.4 or newer, or 6.1.50 or newer of 6.1."
-
-
-def two_dimensional(host: Host) -> bool | None:
-    """EPT or NPT is in use; None if the parameter cannot be read."""
-    module = vendor_module(host)
-    return host.switch(module, "ept" if module == "kvm_intel" else "npt") if module else None
 
 
 def mmu(host: Host) -> str:
@@ -66,10 +61,13 @@ def two_dimensional_paging(host: Host, profile: Profile) -> Found:
         return Finding("two-dimensional-paging", WARNING, title, seen, unknown_gain("it takes another processor"))
     fix, undo = parameter(host, module, name, "1", "0", live=False, to="to map guests by the processor's own tables")
     l1tf = (host.vulnerability("l1tf") or "Not affected") != "Not affected"
+    if l1tf and profile is Profile.HARDENED:
+        title = "EPT is switched off: guests run under shadow paging, which closes L1TF (l1tf.rst, Disabling EPT)"
+        return Finding("two-dimensional-paging", INFO, title, seen, unknown_gain("this profile keeps it"))
     risk = "None known but for L1TF: without EPT KVM sees every page table of a guest (l1tf.rst, 5)." if l1tf else ""
     return Finding(
         "two-dimensional-paging",
-        by(profile, WARNING, hardened=INFO if l1tf else WARNING),
+        WARNING,
         f"{name.upper()} is switched off: guests run under shadow paging"
         + (", a known mitigation of L1TF" if l1tf else ""),
         seen,

@@ -14,6 +14,7 @@ from worldswitch.host.checks.terms import (
     integer,
     kvm_works,
     multihit,
+    two_dimensional,
     unreadable,
 )
 from worldswitch.host.facts import Host
@@ -43,11 +44,16 @@ def nx_huge_pages(host: Host, profile: Profile) -> Found:
     if misread is not None:
         return misread
     if value in ("never", "N", "0"):
+        if bug and two_dimensional(host) is not True:
+            title = "the mitigation is off, and under shadow paging guests cannot reach the bug"
+            return fine(host, "nx-huge-pages", title, path, VULNERABILITY)
         if bug:
             return _off_with_bug(host, profile, value)
         return fine(host, "nx-huge-pages", "the mitigation is off, and the processor needs none", path, VULNERABILITY)
     if not bug and value in ("Y", "1"):
         return _forced(host, profile)
+    if value not in ("Y", "1"):
+        return fine(host, "nx-huge-pages", f"KVM has still to choose ({value})", path, VULNERABILITY)
     title = "huge pages are not executable, as this processor needs it"
     return fine(host, "nx-huge-pages", title, path, VULNERABILITY)
 

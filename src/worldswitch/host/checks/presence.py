@@ -12,7 +12,7 @@ from worldswitch.host.checks.terms import (
     WARNING,
     by,
     fine,
-    kvm_works,
+    software_module,
     unreadable,
     vendor_module,
 )
@@ -47,7 +47,7 @@ def kvm_module(host: Host, profile: Profile) -> Found:
     module = vendor_module(host)
     if module is not None:
         return fine(host, "kvm-module", f"{module} is loaded and fits the processor", CPUINFO)
-    if any(name.startswith("kvm_") and name not in VENDOR_FLAGS for name in host.modules):
+    if software_module(host):
         return None  # another module stands on kvm: kvm-software tells
     if not host.cpu.flags:
         return unreadable(host, "kvm-module", CPUINFO, "whether the processor can virtualize")
@@ -77,20 +77,20 @@ def kvm_module(host: Host, profile: Profile) -> Found:
 )
 def kvm_software(host: Host, profile: Profile) -> Found:
     """A notice where a module other than the vendors' does KVM's work; told too where the hardware could."""
-    others = sorted(name for name in host.modules if name.startswith("kvm_") and name not in VENDOR_FLAGS)
-    if not others or kvm_works(host):
+    module = software_module(host)
+    if module is None:
         return None
     can = sorted(flag for flag in VENDOR_FLAGS.values() if flag in host.cpu.flags)
     seen = (
-        Evidence(f"/sys/module/{others[0]}", "there"),
+        Evidence(f"/sys/module/{module}", "there"),
         Evidence(CPUINFO, f"flags: {' '.join(can) or 'neither vmx nor svm'}"),
     )
     gain = unknown_gain("nobody has published this module and hardware virtualization on one machine")
     fix, undo = by_hand(
         "Where hardware virtualization can be had (another instance type, or nested virtualization), use it.",
-        f"Go back to {others[0]}.",
+        f"Go back to {module}.",
     )
-    title = f"guests are run by {others[0]}, in software: shadow paging, and exits of another price"
+    title = f"guests are run by {module}, in software: shadow paging, and exits of another price"
     severity = by(profile, NOTICE, realtime=WARNING)
     return Finding("kvm-software", severity, title, seen, gain, fix, undo, "Nested virtualization has its own price.")
 
@@ -154,8 +154,8 @@ def _access(old: int, new: int, group: str) -> tuple[Change, Change]:
 )
 def nested_host(host: Host, profile: Profile) -> Found:
     """A notice, and more for those who count on start-up or worst-case times."""
-    if not kvm_works(host):
-        return None
+    if vendor_module(host) is None:
+        return None  # a software KVM's exits stay in this host
     if not host.hypervisor:
         return fine(host, "nested-host", "nothing shows a hypervisor below this host", CPUINFO)
     kind = "" if host.hypervisor == "unknown" else f" ({host.hypervisor})"

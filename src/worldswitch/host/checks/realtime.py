@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from worldswitch.host.checks.changes import Pair, another_kernel, by_hand
-from worldswitch.host.checks.terms import INFO, NOTICE, OK, WARNING, by, fine, integer, unreadable
+from worldswitch.host.checks.terms import INFO, NOTICE, OK, WARNING, by, fine, integer, kvm_works, unreadable
 from worldswitch.host.facts import Host
 from worldswitch.host.finding import (
     Amount,
@@ -35,6 +35,8 @@ _DEADLINES = unknown_gain("it depends on what else the host does; cyclictest or 
 def clocksource(host: Host, profile: Profile) -> Found:
     """KVM gives guests a stable kvm-clock only where the host's own clock is read from the TSC."""
     path, now = f"{CLOCK}/current_clocksource", host.clocksource
+    if not kvm_works(host):
+        return None
     if now is None:
         return unreadable(host, "clocksource", path, "what clock the host reads")
     if now in ("tsc", "hyperv_clocksource_tsc_page"):

@@ -9,6 +9,7 @@ from worldswitch.host.checks.terms import (
     INFO,
     NOTICE,
     WARNING,
+    boot_words_of,
     by,
     fine,
     integer,
@@ -38,7 +39,7 @@ OFF = {
     "mitigations": ("off", "no_guest_host", "no_guest_guest"),
     "nospectre_v1": ("",), "nospectre_v2": ("",), "spectre_v2": ("off",), "spectre_v2_user": ("off",),
     "spec_store_bypass_disable": ("off",), "nospec_store_bypass_disable": ("",), "pti": ("off",), "nopti": ("",),
-    "l1tf": ("off",), "kvm-intel.vmentry_l1d_flush": ("never",), "kvm_intel.vmentry_l1d_flush": ("never",),
+    "l1tf": ("off",), "kvm_intel.vmentry_l1d_flush": ("never",),
     "mds": ("off",), "tsx_async_abort": ("off",), "mmio_stale_data": ("off",), "srbds": ("off",),
     "gather_data_sampling": ("off",), "reg_file_data_sampling": ("off",), "retbleed": ("off",),
     "spec_rstack_overflow": ("off",), "spectre_bhi": ("off",), "indirect_target_selection": ("off",),
@@ -63,10 +64,10 @@ def mitigations_off(host: Host, profile: Profile) -> Found:
     if host.text("/proc/cmdline") is None:
         return unreadable(host, "mitigations-off", "/proc/cmdline", "whether mitigations are switched off")
     found = [
-        f"{name}={value}" if value else name
+        given
         for name, words in OFF.items()
-        for value in host.cmdline.get(name, ())
-        if any(word in words for word in value.split(","))
+        for given in boot_words_of(host, name)
+        if any(word in words for word in given.partition("=")[2].split(","))
     ]
     if not found:
         return fine(host, "mitigations-off", "the command line gives up no mitigation", "/proc/cmdline")

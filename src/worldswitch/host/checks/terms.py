@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from worldswitch.host.allowed import boot_words
 from worldswitch.host.facts import Host
 from worldswitch.host.finding import Evidence, Finding, Profile, Severity
 
@@ -35,9 +36,21 @@ def vendor_module(host: Host) -> str | None:
     return None
 
 
+def software_module(host: Host) -> str | None:
+    """A module other than the vendors' that stands on kvm, such as ``kvm_pvm``; None if the vendor's does, or none."""
+    others = sorted(name for name in host.modules if name.startswith("kvm_") and name not in VENDOR_FLAGS)
+    return others[0] if others and vendor_module(host) is None else None
+
+
 def kvm_works(host: Host) -> bool:
-    """The vendor's module is there; checks of its parameters have nothing to say otherwise."""
-    return vendor_module(host) is not None
+    """KVM can run guests here, in hardware or in software; checks of its parameters have nothing to say otherwise."""
+    return vendor_module(host) is not None or software_module(host) is not None
+
+
+def two_dimensional(host: Host) -> bool | None:
+    """EPT or NPT is in use; None if the parameter cannot be read, or no vendor's module is there."""
+    module = vendor_module(host)
+    return host.switch(module, "ept" if module == "kvm_intel" else "npt") if module else None
 
 
 def built_in(host: Host, module: str) -> bool:
@@ -61,6 +74,13 @@ def multihit(host: Host) -> bool | None:
     if host.cpu.bugs:
         return "itlb_multihit" in host.cpu.bugs
     return False if host.cpu.vendor == "amd" else None
+
+
+def boot_words_of(host: Host, name: str) -> list[str]:
+    """The words of the command line that set *name*, as they are written; for names ``-`` and ``_`` are the same."""
+    wanted = name.replace("-", "_")
+    words = boot_words(host.text("/proc/cmdline") or "")
+    return [word for word in words if word.partition("=")[0].replace("-", "_") == wanted]
 
 
 def unreadable(host: Host, id: str, path: str, what: str) -> Finding:

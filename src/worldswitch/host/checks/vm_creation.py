@@ -165,7 +165,7 @@ def creation_gain(host: Host, now: CreateVm) -> Gain:
     hz, cpus = integer(host.config("HZ")), host.cpu.count
     if hz and cpus:
         bounds = grace_period(hz, cpus)
-        text = f"{bounds.low / 1e6:.0f} to {bounds.high / 1e6:.0f} ms"
+        text = f"{bounds.low / 1e6:.0f} ms if CPUs are quiet, {bounds.high / 1e6:.0f} ms if one has to be urged"
         inputs.append(("one grace period here", text, f"model: CONFIG_HZ={hz}, {cpus} CPUs"))
     return Gain(
         f"{low:.0f} to {high:.0f} ms less for a KVM_CREATE_VM that meets no other, as measured elsewhere; a burst of "
