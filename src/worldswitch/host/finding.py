@@ -58,7 +58,7 @@ class Evidence(NamedTuple):
 
 
 class Amount(NamedTuple):
-    """A gain as a number with its spread; the unit is such as ``ns per KVM_CREATE_VM`` or ``exits per CR0.WP write``."""
+    """A gain as a number with its spread; units are such as ``ns per KVM_CREATE_VM``, ``exits per CR0.WP write``."""
 
     low: float
     mid: float
