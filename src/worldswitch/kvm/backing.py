@@ -1,9 +1,13 @@
+# cython: annotation_typing=False, auto_pickle=False
 """The host's memory behind a guest's: which of it is there, and in pages of which size."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from typing import NamedTuple
+
+SMALL_IN_LARGE = 512
+"""4 KiB frames in a huge page of 2 MiB."""
 
 
 class Slot(NamedTuple):
@@ -30,12 +34,18 @@ class Backing:
 
     def exists(self, gfn: int) -> bool:
         """Whether a slot has the frame."""
-        return any(slot.first <= gfn < slot.end for slot in self._slots)
+        for first, end, _ in self._slots:  # noqa: SIM110 - compiles to a plain loop
+            if first <= gfn < end:
+                return True
+        return False
 
     def large(self, gfn: int) -> bool:
         """Whether the frame lies in a huge page of the host that its slot holds whole."""
-        first, end = gfn >> 9 << 9, (gfn >> 9) + 1 << 9
-        return any(slot.huge and slot.first <= first and end <= slot.end for slot in self._slots)
+        whole = gfn >> 9 << 9
+        for first, end, huge in self._slots:  # noqa: SIM110 - as above
+            if huge and first <= whole and whole + SMALL_IN_LARGE <= end:
+                return True
+        return False
 
     def resident(self, gfn: int) -> bool:
         """Whether the host has the frame in memory."""

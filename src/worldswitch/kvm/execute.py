@@ -1,13 +1,14 @@
+# cython: annotation_typing=False, auto_pickle=False, wraparound=True
 """A guest program on a :class:`~worldswitch.kvm.machine.Machine`: its operations, and the code around them.
 
-Which pages the code of an operation lies on is taken from its image; the roles of stack, descriptor tables and result
-area from :mod:`worldswitch.guest.runtime`.
+The roles of stack, descriptor tables and result area are those of :mod:`worldswitch.guest.runtime`. What runs for each
+operation comes first in the class; methods below it that take a step and say whether it runs at CPL 3 are operations.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any
 
 from worldswitch.guest import image as layout
 from worldswitch.guest import operations as ops
@@ -15,42 +16,43 @@ from worldswitch.guest.image import Fault, Image
 from worldswitch.guest.layout import WINDOWS
 from worldswitch.guest.paths import vcpu_places
 from worldswitch.guest.program import Handler, Program
-from worldswitch.guest.tables import Table, Tables, build, flag_mask
 from worldswitch.kvm import register_writes as writes
+from worldswitch.kvm.effects import Before
 from worldswitch.kvm.instruction_sites import rip_of
 from worldswitch.kvm.intercepts import dr_exit, instruction_exit
 from worldswitch.kvm.machine import GuestFault, Machine, NotModelled
 from worldswitch.kvm.recurrence import repeat
-from worldswitch.x86.access import Kind
-from worldswitch.x86.memory import Memory
-from worldswitch.x86.paging import ADDRESS, FIVE_LEVEL, FOUR_LEVEL, KEY, KEY_SHIFT, PRESENT, TABLE_SIZE, USER, WRITABLE
+from worldswitch.kvm.steps import (
+    FETCH,
+    LOAD,
+    PAGE,
+    REGISTERS,
+    REPEAT,
+    STORE,
+    USER_TRIP,
+    WRITE_CR,
+    Entries,
+    Pieces,
+    Step,
+)
+from worldswitch.x86 import verdicts
 from worldswitch.x86.registers import CR4, bit_mask
 
 _UD, _DB, _PF = 6, 1, 14
-_PKE, _LA57 = bit_mask(CR4, "PKE"), bit_mask(CR4, "LA57")
+_PKE = bit_mask(CR4, "PKE")
 _TS = 1 << 3
 _MACHINE_STATUS = 0xF
 _POLLED = 1
 _ENOSYS = (1 << 64) - 1000
 """-KVM_ENOSYS, what a hypercall nobody knows returns."""
-PAGE = 4096
-
-
-class Step(NamedTuple):
-    """An operation where it stands.
-
-    Attributes:
-        code: Addresses on each page of its code for CPL 0, then those for CPL 3.
-        body: What is in a block.
-        masks: Bits that a write to a register or an entry clears, sets and toggles.
-    """
-
-    operation: ops.Operation
-    path: str
-    code: tuple[int, ...]
-    user_code: tuple[int, ...]
-    body: tuple[Step, ...] = ()
-    masks: tuple[int, int, int] = (0, 0, 0)
+_LAST_VECTOR = 31
+_MOST_EFFECTS = 8
+"""Settings of the registers for which one step's effect is kept; and how often it is looked for in vain."""
+# C variables, declared in the .pxd.
+_LOAD, _STORE, _FETCH, _WRITE_CR, _REGISTERS, _USER_TRIP, _REPEAT = (
+    LOAD, STORE, FETCH, WRITE_CR, REGISTERS, USER_TRIP, REPEAT
+)  # fmt: skip
+_READ, _WRITE = verdicts.READ, verdicts.WRITE
 
 
 class Guest:
@@ -70,25 +72,26 @@ class Guest:
         self.entry = image.entries[0]
         self.bare = self.entry.area is None
         self.window = 0 if program.layout else WINDOWS[program.mode]
-        self.believed = {0: self.entry.cr0, 4: self.entry.cr4}
+        self.believed_cr0, self.believed_cr4 = self.entry.cr0, self.entry.cr4
         self.faults = self.retries = 0
         self.log: list[Fault] = []
         self.values: dict[str, int] = {}
         self._index = self._pass = 0
         self._in_fix = False
         vcpu = program.vcpus[0]
-        self._tables = _Entries(program, image)
-        pieces = _Pieces(image, self.window)
+        self._tables = Entries(program, image)
+        pieces = Pieces(image, self.window, self.entry.rip, _DO)
         self._setup = pieces.steps(vcpu.setup, "vcpu 0 setup")
-        self._body = pieces.steps(vcpu.body, "vcpu 0 body")
+        self.body = pieces.steps(vcpu.body, "vcpu 0 body")
         self._end = pieces.steps(vcpu.end, "vcpu 0 end")
-        self._handlers: dict[int, tuple[Handler, tuple[Step, ...]]] = {
-            handler.vector: (handler, pieces.steps(handler.fix, f"vcpu 0 handler {handler.vector} fix"))
-            for handler in vcpu.handlers
-        }
-        self._stubs = () if self.bare else pieces.stubs(self.entry.idt[0])
-        spans = [getattr(place.operation, "span", 1) for place in vcpu_places(0, vcpu)]
-        self.period = max(spans, default=1)
+        self._handlers: dict[int, tuple[Handler, tuple[Step, ...]]] = {}
+        for handler in vcpu.handlers:
+            fix = pieces.steps(handler.fix, f"vcpu 0 handler {handler.vector} fix")
+            self._handlers[handler.vector] = (handler, fix)
+        self._stubs = () if self.bare else pieces.stubs(self.entry.idt[0], machine.memory)
+        self._gdt, self._idt = (0, 0) if self.bare else (self.entry.gdt[0], self.entry.idt[0])
+        self._stack = self.entry.rsp
+        self.period = max([getattr(place.operation, "span", 1) for place in vcpu_places(0, vcpu)], default=1)
 
     # ---- parts
 
@@ -102,11 +105,14 @@ class Guest:
             self.m.load(self._area(layout.N), 8)
             self._touch_area(layout.TSC_START)
 
-    def one_pass(self, number: int) -> None:
-        """One pass of the body."""
-        self._index = self._pass = number
-        for step in self._body:
-            self._run(step)
+    def passes(self, steps: tuple[Step, ...], first: int, end: int) -> None:
+        """Passes *first* to *end* - 1 of the body, or of a block in it."""
+        whole = steps is self.body
+        for number in range(first, end):
+            self._index = number
+            if whole:
+                self._pass = number
+            self._run_all(steps)
 
     def finish(self) -> None:
         """From the last pass to the final HLT."""
@@ -121,7 +127,7 @@ class Guest:
     def state(self) -> tuple[object, ...]:
         """What the program's own registers hold, as one value to compare; and which page the log of faults is at."""
         page = _log_page(self.faults) if self.faults < layout.MAX_FAULTS else -1
-        return self.believed[0], self.believed[4], page, tuple(sorted(self.values.items()))
+        return self.believed_cr0, self.believed_cr4, page, tuple(sorted(self.values.items()))
 
     def log_room(self) -> int:
         """How many more faults can be logged on the page of the last, or at all once the log is full."""
@@ -141,34 +147,30 @@ class Guest:
 
     # ---- the flow of operations
 
-    def _run_all(self, steps: Sequence[Step]) -> None:
+    def _run_all(self, steps: tuple[Step, ...]) -> None:
         for step in steps:
             self._run(step)
 
     def _run(self, step: Step) -> None:
         """One operation, with what its faults bring about."""
-        operation = step.operation
-        if isinstance(operation, ops.Repeat):
-            self._repeat(step, operation)
-        elif isinstance(operation, ops.User):
+        if step.kind == _REPEAT:
+            outer = self._index
+            self.m.fetches(step.code[:1])
+            repeat(self, step.operation.count, step.body, self._whole)  # type: ignore[attr-defined]
+            self._index = outer
+        elif step.kind == _USER_TRIP:
             self._round_trip(step, step.body)
-        elif getattr(operation, "user", False):
+        elif step.user:
             self._round_trip(step, (step,))
         else:
-            self._attempt(step, user=False)
+            self._attempt(step, False)
 
     def _attempt(self, step: Step, user: bool) -> bool:
         """Run one operation, again after a fix that says so; False if it was skipped in the end."""
         retried = False
         while True:
             try:
-                if user:
-                    for address in step.user_code:
-                        self.m.fetch(address, True)
-                else:
-                    self._fetch_code(step.code)
-                self.m.rip = step.user_code[0] if user else step.code[0] if step.code else self.entry.rip
-                _DO[type(step.operation)](self, step, user)
+                self._execute(step, user)
             except GuestFault as fault:
                 if self._handled(fault, step, user, retried):
                     retried = True
@@ -176,33 +178,65 @@ class Guest:
                 return False
             return True
 
-    def _fetch_code(self, pages: Sequence[int]) -> None:
-        """Fetch the program's own code for CPL 0; what the processor remembers of it is enough almost always."""
-        remembered = self.m.tlb.now
-        for address in pages:
-            known = remembered.get(address >> 12)
-            if known is None or known.user or not (known.executable and known.host_executable):
-                self.m.fetch(address)
-                remembered = self.m.tlb.now
+    def _execute(self, step: Step, user: bool) -> None:
+        """Fetch an operation's code, and do it."""
+        m = self.m
+        if user:
+            for address in step.user_code:
+                m.fetch(address, True)
+            m.rip = step.user_code[0]
+        else:
+            if step.fetched != m.tlb.generation and m.fetches(step.code):
+                step.fetched = m.tlb.generation
+            m.rip = step.rip
+        if step.kind <= _FETCH:
+            self._access(step, user)
+        elif step.kind <= _REGISTERS and not step.keep and m.events is None:
+            self._change_registers(step, user)
+        else:
+            step.do(self, step, user)  # type: ignore[misc]
 
-    def _repeat(self, step: Step, block: ops.Repeat) -> None:
-        outer = self._index
-        self._fetch_code(step.code[:1])
+    def _access(self, step: Step, user: bool) -> None:
+        va = step.va + (self._index & step.last) * step.stride
+        if step.kind == _LOAD:
+            value = self.m.load(va, step.size, user)
+            if step.keep:
+                self.keep(step, value)
+        elif step.kind == _STORE:
+            self.m.store(va, step.value, step.size, user)
+        else:
+            # The address to return to goes onto the stack.
+            self.m.translate(self._stack + PAGE - 8 if user else self._stack - 8, _WRITE, user)
+            if self.m.emulating:
+                self._refuse_emulated_stack()
+            self.m.fetch(va, user)
 
-        def one(number: int) -> None:
-            self._index = number
-            self._run_all(step.body)
+    def _change_registers(self, step: Step, user: bool) -> None:
+        """What reaches nothing but registers; what it did with the same ones before, it does again."""
+        m = self.m
+        for effect in step.effects:
+            if effect.before.are(m, self.believed_cr0, self.believed_cr4):
+                effect.again(m)
+                self.believed_cr0, self.believed_cr4 = effect.after.believed_cr0, effect.after.believed_cr4
+                return
+        if step.tries >= _MOST_EFFECTS:
+            step.do(self, step, user)  # type: ignore[misc]
+            return
+        step.tries += 1
+        before = Before(m, self.believed_cr0, self.believed_cr4)
+        step.do(self, step, user)  # type: ignore[misc]
+        seen = before.effect(m, self.believed_cr0, self.believed_cr4)
+        if seen is not None:
+            step.effects.append(seen)
+            m.effects.append(seen)
 
-        repeat(self, block.count, one, self._whole)
-        self._index = outer
-
-    def _round_trip(self, block: Step, body: Sequence[Step]) -> None:
+    def _round_trip(self, block: Step, body: tuple[Step, ...]) -> None:
         """To CPL 3 by IRET, and back by INT3, which KVM leaves to the guest."""
         self._push(5)
-        self._fetch_code(block.code)
+        self.m.fetches(block.code)
         self._descriptors()
         for step in body:
-            if self._attempt(step, user=True):
+            if self._attempt(step, True):
                 continue
             if step is block:
                 return  # what faults alone at CPL 3 is resumed behind the way back
@@ -247,38 +281,41 @@ class Guest:
 
     def _interrupt(self, vector: int) -> None:
         """Through the gate of a vector: IDT, TSS and GDT lie on one page; then the stack, and the code."""
-        self.m.load(self.entry.idt[0] + 16 * vector, 8)
+        self.m.translate(self._idt + 16 * vector, _READ, False)
         self._descriptors()
         self._push(5)
-        self._fetch_code(self._stubs[vector])
+        self.m.fetches(self._stubs[vector])
 
     def _descriptors(self) -> None:
-        self.m.load(self.entry.gdt[0], 8)
+        self.m.translate(self._gdt, _READ, False)
 
     def _variables(self) -> None:
         """The handler's variables, on the page of the descriptors."""
-        self.m.translate(self.entry.gdt[0], Kind.WRITE, False)
+        self.m.translate(self._gdt, _WRITE, False)
 
     def _push(self, words: int) -> None:
-        self.m.translate(self.entry.rsp - 8 * words, Kind.WRITE, False)
+        self.m.translate(self._stack - 8 * words, _WRITE, False)
         if self.m.emulating:
-            raise NotModelled(f"{self.program.name}: its stack lies in a page table")
+            self._refuse_emulated_stack()
+
+    def _refuse_emulated_stack(self) -> None:
+        raise NotModelled(f"{self.program.name}: its stack lies in a page table")
 
     def _pop(self) -> None:
-        self.m.translate(self.entry.rsp - 8, Kind.READ, False)
+        self.m.translate(self._stack - 8, _READ, False)
 
     def _area(self, offset: int) -> int:
         assert self.entry.area is not None
         return self.window + self.entry.area + offset
 
     def _touch_area(self, offset: int) -> None:
-        self.m.translate(self._area(offset), Kind.WRITE, False)
+        self.m.translate(self._area(offset), _WRITE, False)
 
     # ---- operations
 
     def keep(self, step: Step, value: int | None) -> None:
         """Keep the value of an operation that does; one the model does not know is left out."""
-        if not getattr(step.operation, "keep", False):
+        if not step.keep:
             return
         self._touch_area(layout.VALUES)
         if value is None:
@@ -286,32 +323,17 @@ class Guest:
         else:
             self.values[step.path] = value & (1 << 64) - 1
 
-    def access(self, step: Step, user: bool) -> None:
-        """Load, store, fetch."""
-        operation: Any = step.operation
-        va = operation.va + self._index % operation.span * operation.stride
-        if isinstance(operation, ops.Load):
-            self.keep(step, self.m.load(va, operation.size, user))
-        elif isinstance(operation, ops.Store):
-            self.m.store(va, operation.value, operation.size, user)
-        else:
-            self._push_user() if user else self._push(1)
-            self.m.fetch(va, user)
-
-    def _push_user(self) -> None:
-        self.m.translate(self.entry.rsp + PAGE - 8, Kind.WRITE, True)
-
     def write_cr(self, step: Step, _: bool) -> None:
         """MOV to CR0, CR4, CR8."""
-        operation: Any = step.operation
-        if operation.value is not None:
-            value = operation.value
-        else:
-            clear, set_, toggle = step.masks
-            value = (self.believed[operation.cr] & ~clear | set_) ^ toggle
-        writes.write_cr(self.m, operation.cr, value)
-        if operation.cr != 8:
-            self.believed[operation.cr] = value
+        value = step.value
+        if not step.has_value:
+            believed = self.believed_cr0 if step.cr == 0 else self.believed_cr4
+            value = (believed & ~step.clear | step.set) ^ step.toggle
+        writes.write_cr(self.m, step.cr, value)
+        if step.cr == 0:
+            self.believed_cr0 = value
+        elif step.cr != 8:
+            self.believed_cr4 = value
 
     def read_cr(self, step: Step, _: bool) -> None:
         """MOV from a control register."""
@@ -327,13 +349,13 @@ class Guest:
     def clts(self, _: Step, __: bool) -> None:
         """CLTS."""
         writes.clts(self.m)
-        self.believed[0] &= ~_TS
+        self.believed_cr0 &= ~_TS
 
     def lmsw(self, step: Step, _: bool) -> None:
         """LMSW."""
         operation: Any = step.operation
         writes.lmsw(self.m, operation.value & _MACHINE_STATUS)
-        self.believed[0] = self.believed[0] & ~(_MACHINE_STATUS & ~1) | operation.value & _MACHINE_STATUS
+        self.believed_cr0 = self.believed_cr0 & ~(_MACHINE_STATUS & ~1) | operation.value & _MACHINE_STATUS
 
     def read_msr(self, step: Step, _: bool) -> None:
         """RDMSR."""
@@ -359,8 +381,7 @@ class Guest:
         """A store into the guest's own page tables."""
         write: Any = step.operation
         at = self.window + self._tables.entry(write.space, write.va, write.level)
-        clear, set_, toggle = step.masks
-        self.m.store(at, (self.m.load(at, 8) & ~clear | set_) ^ toggle, 8)
+        self.m.store(at, (self.m.load(at, 8) & ~step.clear | step.set) ^ step.toggle, 8)
 
     def read_entry(self, step: Step, _: bool) -> None:
         """A load from them."""
@@ -450,7 +471,7 @@ class Guest:
 
 
 _DO: dict[type[ops.Operation], Callable[[Guest, Step, bool], None]] = {
-    ops.Load: Guest.access, ops.Store: Guest.access, ops.Fetch: Guest.access, ops.WriteCr: Guest.write_cr,
+    ops.WriteCr: Guest.write_cr,
     ops.ReadCr: Guest.read_cr, ops.SwitchSpace: Guest.switch_space, ops.Clts: Guest.clts, ops.Lmsw: Guest.lmsw,
     ops.ReadMsr: Guest.read_msr, ops.WriteMsr: Guest.write_msr, ops.Invlpg: Guest.invlpg, ops.Invpcid: Guest.invpcid,
     ops.WriteEntry: Guest.write_entry, ops.ReadEntry: Guest.read_entry, ops.Stac: Guest.set_ac, ops.Clac: Guest.set_ac,
@@ -460,101 +481,6 @@ _DO: dict[type[ops.Operation], Callable[[Guest, Step, bool], None]] = {
 }  # fmt: skip
 
 
-class _Pieces:
-    """Where the code of each operation lies."""
-
-    def __init__(self, image: Image, window: int) -> None:
-        self._image, self._window = image, window
-        self._spans: dict[str, list[tuple[int, int]]] = {}
-        for at, length, path in image.listing:
-            self._spans.setdefault(path, []).append((at, length))
-
-    def steps(self, operations: Sequence[ops.Operation], path: str, joint: str = " ") -> tuple[Step, ...]:
-        """The operations of a block."""
-        return tuple(self._step(operation, f"{path}{joint}{i}") for i, operation in enumerate(operations))
-
-    def _step(self, operation: ops.Operation, path: str, in_user: bool = False) -> Step:
-        spans = [_pages(at, length) for at, length in self._spans.get(path, [])]
-        code, user_code = ((), spans[-1] if spans else ()) if in_user else (spans[0] if spans else (), ())
-        if len(spans) > 1:
-            user_code = spans[1]
-        body: tuple[Step, ...] = ()
-        if isinstance(operation, ops.Repeat):
-            body = self.steps(operation.body, path, ".")
-        elif isinstance(operation, ops.User):
-            body = tuple(self._step(inner, f"{path}.{i}", True) for i, inner in enumerate(operation.body))
-        return Step(operation, path, code, user_code, body, _masks(operation))
-
-    def stubs(self, idt: int, vectors: int = 32) -> tuple[tuple[int, ...], ...]:
-        """For each vector the pages of its handler's code: from its stub to the end of all code."""
-        memory = Memory(self._image.regions[0].size, [(s.gpa, s.data) for s in self._image.segments])
-        found = []
-        for vector in range(vectors):
-            gate = idt - self._window + 16 * vector
-            low, high = memory.word(gate), memory.word(gate + 8)
-            stub = low & 0xFFFF | low >> 48 << 16 | (high & 0xFFFF_FFFF) << 32
-            gpa = stub - self._window
-            ends = (s.gpa + len(s.data) for s in self._image.segments if s.gpa <= gpa < s.gpa + len(s.data))
-            found.append(_pages(stub, next(ends) - gpa))
-        return tuple(found)
-
-
 def _log_page(number: int) -> int:
     """The page of the result area that the entry of a fault begins on."""
     return (layout.FAULT_LOG + layout.FAULT.size * number) // PAGE
-
-
-def _masks(operation: ops.Operation) -> tuple[int, int, int]:
-    if isinstance(operation, ops.WriteCr) and operation.value is None:
-        clear, set_, toggle = (
-            bit_mask(operation.cr, *names) for names in (operation.clear, operation.set, operation.toggle)
-        )
-        return clear, set_, toggle
-    if not isinstance(operation, ops.WriteEntry):
-        return 0, 0, 0
-    clear, set_, toggle = (flag_mask(names) for names in (operation.clear, operation.set, operation.toggle))
-    if operation.pa is not None:
-        clear, set_ = clear | ADDRESS, set_ | operation.pa & ADDRESS
-    if operation.key is not None:
-        clear, set_ = clear | KEY, set_ | operation.key << KEY_SHIFT
-    return clear, set_, toggle
-
-
-def _pages(at: int, length: int) -> tuple[int, ...]:
-    """An address on each page of a piece of code."""
-    return (at, *range((at & -PAGE) + PAGE, at + length, PAGE))
-
-
-class _Entries:
-    """Where the roots and entries of a program's page tables lie: laid out again as the assembler does."""
-
-    def __init__(self, program: Program, image: Image) -> None:
-        self._program, self._first = program, image.entries[0].cr3
-        self._built: dict[str, Tables] | None = None
-
-    def root(self, space: str) -> int:
-        """Guest-physical address of the root of a space."""
-        gpa = self._tables()[space].root.gpa
-        assert gpa is not None
-        return gpa
-
-    def entry(self, space: str, va: int, level: int) -> int:
-        """Guest-physical address of an entry."""
-        return self._tables()[space].entry(va, level)
-
-    def _tables(self) -> dict[str, Tables]:
-        if self._built is None:
-            program, at, found = self._program, self._first, {}
-            paging = FIVE_LEVEL if program.state.cr4 & _LA57 else FOUR_LEVEL
-            window = Table(1)
-            window.gpa = at - TABLE_SIZE
-            for space in program.spaces:
-                tables = build(space, paging, PRESENT | WRITABLE | USER)
-                if program.layout is None:
-                    tables.graft(WINDOWS[program.mode], window)
-                size = tables.size()
-                tables.place(at)
-                found[space.name] = tables
-                at += size
-            self._built = found
-        return self._built

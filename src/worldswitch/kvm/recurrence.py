@@ -6,39 +6,41 @@ Exact: the state compared holds everything that decides what happens next, so co
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from worldswitch.kvm.machine import INSTANTS, Machine
 
 if TYPE_CHECKING:
     from worldswitch.kvm.execute import Guest
+    from worldswitch.kvm.steps import Step
 
 FEWEST = 12
 """Repetitions below this are executed without looking for a cycle: a look costs as much as some passes."""
 
 
-def repeat(guest: Guest, count: int, one: Callable[[int], None], whole: bool = False) -> int:
-    """Call *one* with 0, 1, ... *count* - 1, or so often that the rest follows; how often it was called.
+def repeat(guest: Guest, count: int, steps: tuple[Step, ...], whole: bool = False) -> int:
+    """Passes 0 to *count* - 1 of *steps*, or so many that the rest follows; how many were executed.
 
     Looks for a cycle as Brent does: each state is compared with one kept, which is renewed at powers of two.
 
     Args:
-        whole: Call it *count* times in any case.
+        whole: Execute all in any case.
     """
+    if whole or count < FEWEST:
+        guest.passes(steps, 0, count)
+        return count
     done = executed = start = 0
     kept: _Kept | None = None
     ahead = 1
-    whole = whole or count < FEWEST
     while done < count:
-        if not whole and kept is not None and kept.recurs(guest, done):
+        if kept is not None and kept.recurs(guest, done):
             done += kept.skip(guest, done, count)
             kept, start, ahead = None, done, 1
             if done == count:
                 break
-        if not whole and done == start + ahead:
+        if done == start + ahead:
             kept, ahead = _Kept(guest, done), 2 * ahead
-        one(done)
+        guest.passes(steps, done, done + 1)
         done += 1
         executed += 1
     return executed
@@ -51,6 +53,7 @@ class _Kept:
 
     def __init__(self, guest: Guest, done: int) -> None:
         machine = guest.m
+        machine.settle()
         self.done, self.phase = done, done % guest.period
         self.registers = (machine.registers_state(), guest.state())
         self.rest = machine.rest_state()
@@ -67,6 +70,7 @@ class _Kept:
     def skip(self, guest: Guest, done: int, count: int) -> int:
         """Count what the repetitions to come repeat, in whole cycles; how many repetitions that is."""
         machine, cycle, faults = guest.m, done - self.done, guest.faults - self.faults
+        machine.settle()
         times = (count - done) // cycle
         if faults:
             # Faults go on to log themselves; what reaches a new page of the log must be executed.

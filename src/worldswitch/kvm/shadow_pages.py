@@ -210,6 +210,8 @@ class Pages:
 
     def sync_root(self, root: Page) -> None:
         """Bring all pages under *root* in step with the guest's tables (mmu.c, mmu_sync_children)."""
+        if not self.counts["mmu_unsync"]:
+            return
         stale = [page for page in self.below(root) if page.unsync]
         if stale:
             protected = [self.write_protect(page.gfn) for page in stale]

@@ -1,3 +1,4 @@
+# cython: annotation_typing=False, auto_pickle=False, wraparound=True
 """Two-dimensional paging: the EPT or NPT tables that map guest memory, what a violation adds, what a reload costs."""
 
 from __future__ import annotations
@@ -5,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from worldswitch.kvm.backing import Backing
+from worldswitch.kvm.backing import SMALL_IN_LARGE, Backing
 from worldswitch.kvm.control_registers import Roots, roots_after_reset
 from worldswitch.kvm.host import Host, nx_active
 from worldswitch.kvm.policy import Mmu, Policy
@@ -13,7 +14,6 @@ from worldswitch.kvm.rules import rule
 
 GROUP = 8
 """PTE_PREFETCH_NUM: so many neighbours, aligned, are looked at when one is mapped."""
-SMALL_IN_LARGE = 512
 
 
 class Tree:
@@ -40,12 +40,6 @@ class Tree:
             return True
         executable = self.large.get(gfn >> 9)
         return executable is not None and (executable or not fetch)
-
-    def zap(self, large: int) -> None:
-        """Drop the table in the place of a split 2 MiB frame, as recovery does; the next access maps it anew."""
-        self.split.discard(large)
-        self.tables.discard((1, large))
-        self.small.difference_update(range(large << 9, large + 1 << 9))
 
 
 class Mapped(NamedTuple):

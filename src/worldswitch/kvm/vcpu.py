@@ -111,7 +111,7 @@ def run(
     machine = _machine(program, policy, host or Host(), image, record)
     guest = Guest(machine, program, image, whole or record)
     guest.start(n)
-    executed = repeat(guest, n, guest.one_pass, whole or record)
+    executed = repeat(guest, n, guest.body, whole or record)
     guest.finish()
     return _result(guest, machine, image, n, executed)
 
@@ -139,6 +139,7 @@ def _machine(program: Program, policy: Policy, host: Host, image: Image, record:
 
 
 def _result(guest: Guest, machine: Machine, image: Image, n: int, executed: int) -> Run:
+    machine.settle()
     reasons = {reason_name(*reason): count for reason, count in sorted(machine.reasons.items()) if count}
     counters = {"exits": sum(machine.reasons.values()), **dict.fromkeys(sorted(_NO_STATISTIC), 0)}
     counters.update((name, value) for name, value in machine.counters().items() if value or name in INSTANTS)

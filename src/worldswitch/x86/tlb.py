@@ -1,3 +1,4 @@
+# cython: annotation_typing=False, auto_pickle=False
 """Translations the processor remembers, and what makes it forget them.
 
 One entry per 4 KiB of linear addresses, none is ever evicted: only flushes decide. Source: Intel SDM volume 3, section
@@ -6,46 +7,93 @@ One entry per 4 KiB of linear addresses, none is ever evicted: only flushes deci
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from worldswitch.x86.verdicts import D_BIT, H_BIT, KEY_AT, U_BIT, W_BIT, X_BIT
+
+FRONT = 4096
+"""Places of the table that is looked at first, by the low bits of the page number."""
 
 
-class Translation(NamedTuple):
+class Translation:
     """A remembered translation: guest-physical page, rights combined over the walk, and the size of the page.
 
     Attributes:
-        dirty: The D bit was set when it was remembered; a write through one without walks again.
+        rights: As :mod:`~worldswitch.x86.verdicts` packs them. Dirty: the D bit was set when it was remembered; a
+            write through one without walks again. Host-executable: a second dimension of paging lets it be executed.
         span: log2 of the size of the page it is part of.
         may_be_global: Its leaf has G.
-        host_executable: A second dimension of paging lets it be executed.
     """
 
-    page: int
-    writable: bool
-    user: bool
-    executable: bool
-    dirty: bool
-    key: int = 0
-    span: int = 12
-    may_be_global: bool = False
-    host_executable: bool = True
+    __slots__ = ("generation", "linear", "may_be_global", "page", "rights", "span")
+
+    def __init__(self, page: int, rights: int, span: int = 12, may_be_global: bool = False) -> None:
+        self.page, self.rights, self.span, self.may_be_global = page, rights, span, may_be_global
+        self.linear = self.generation = 0
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Translation):
+            return NotImplemented
+        mine = (self.page, self.rights, self.span, self.may_be_global)
+        return mine == (other.page, other.rights, other.span, other.may_be_global)
+
+    def __hash__(self) -> int:
+        return hash((self.page, self.rights, self.span, self.may_be_global))
+
+
+def rights_of(
+    writable: bool, user: bool, executable: bool, dirty: bool, key: int = 0, host_executable: bool = True
+) -> int:
+    """The rights of a translation, packed."""
+    return (
+        (W_BIT if writable else 0) | (U_BIT if user else 0) | (X_BIT if executable else 0)
+        | (D_BIT if dirty else 0) | (H_BIT if host_executable else 0) | key << KEY_AT
+    )  # fmt: skip
 
 
 class Tlb:
     """All translations of one vCPU, by PCID.
 
     Attributes:
-        now: Those of the current PCID, by linear page number.
+        now: Those of the current PCID, by linear page number. :meth:`keep` and :meth:`drop` change it.
+        generation: Grows whenever a translation may have gone or become another one: what was found in one generation
+            is still so while that lasts.
     """
 
-    __slots__ = ("_by_pcid", "_pcid", "now")
+    __slots__ = ("_by_pcid", "_front", "_pcid", "generation", "now")
 
     def __init__(self) -> None:
         self.now: dict[int, Translation] = {}
+        self.generation = 1
+        self._front: list[Translation | None] = [None] * FRONT
         self._pcid = 0
         self._by_pcid: dict[int, dict[int, Translation]] = {0: self.now}
 
+    def find(self, linear: int) -> Translation | None:
+        """The translation of a linear page, None if there is none."""
+        one = self._front[linear & _LAST]
+        if one is not None and one.linear == linear and one.generation == self.generation:
+            return one
+        one = self.now.get(linear)
+        if one is not None:
+            one.linear, one.generation = linear, self.generation
+            self._front[linear & _LAST] = one
+        return one
+
+    def keep(self, linear: int, one: Translation) -> None:
+        """Remember the translation of a linear page."""
+        if linear in self.now:
+            self.generation += 1
+        self.now[linear] = one
+        one.linear, one.generation = linear, self.generation
+        self._front[linear & _LAST] = one
+
+    def drop(self, linear: int) -> None:
+        """Forget the translation of one linear page, whatever it is part of."""
+        self.generation += 1
+        self.now.pop(linear, None)
+
     def flush_all(self) -> None:
         """Forget everything, global translations too."""
+        self.generation += 1
         self.now = {}
         self._by_pcid = {self._pcid: self.now}
 
@@ -54,6 +102,7 @@ class Tlb:
 
         Global translations (with CR4.PGE, *global_pages*) stay, and count under every PCID.
         """
+        self.generation += 1
         staying = {page: one for page, one in self.now.items() if one.may_be_global} if global_pages else {}
         if not keep:
             self._by_pcid[pcid] = {}
@@ -63,11 +112,13 @@ class Tlb:
 
     def forget(self, va: int) -> None:
         """INVLPG: forget the page around *va*, and global translations of it under any PCID."""
+        self.generation += 1
         for entries in self._by_pcid.values():
             _forget(entries, va, everything=entries is self.now)
 
     def forget_pcid(self, pcid: int) -> None:
         """INVPCID of one PCID: its translations but global ones."""
+        self.generation += 1
         if pcid == self._pcid:
             for page in [page for page, one in self.now.items() if not one.may_be_global]:
                 del self.now[page]
@@ -76,6 +127,7 @@ class Tlb:
 
     def forget_va(self, va: int, pcid: int) -> None:
         """INVPCID of one address under one PCID."""
+        self.generation += 1
         if pcid in self._by_pcid:
             _forget(self._by_pcid[pcid], va, everything=True)
 
@@ -97,3 +149,6 @@ def _forget(entries: dict[int, Translation], va: int, everything: bool) -> None:
     for one in gone:
         if everything or entries[one].may_be_global:
             del entries[one]
+
+
+_LAST = FRONT - 1

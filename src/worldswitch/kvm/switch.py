@@ -1,0 +1,259 @@
+# cython: annotation_typing=False, auto_pickle=False, wraparound=True
+"""The world switch of one vCPU: its registers, what KVM keeps beside them, and the way out of the guest and back.
+
+Where the processor leaves the guest, :meth:`Switch.exit` and :meth:`Switch.enter` stand around what KVM does, and
+count.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from worldswitch.kvm.backing import Backing
+from worldswitch.kvm.control_registers import Flush, Outcome
+from worldswitch.kvm.effects import Effect
+from worldswitch.kvm.guest_walk import Walker
+from worldswitch.kvm.host import Host
+from worldswitch.kvm.intercepts import Reason
+from worldswitch.kvm.permissions import Permissions
+from worldswitch.kvm.policy import Policy
+from worldswitch.kvm.roles import permissions, shadow_root_role, tdp_root_role
+from worldswitch.kvm.shadow import Shadow
+from worldswitch.kvm.tdp import Tdp
+from worldswitch.x86.access import Controls
+from worldswitch.x86.control import Registers
+from worldswitch.x86.memory import Memory
+from worldswitch.x86.paging import ADDRESS
+from worldswitch.x86.registers import CR0, CR4, EFER, bit_mask
+from worldswitch.x86.tlb import Tlb
+from worldswitch.x86.verdicts import Verdicts
+
+T = TypeVar("T")
+# Constants of loops are C variables, declared in the .pxd.
+_WP = bit_mask(CR0, "WP")
+_LA57, _SMEP = bit_mask(CR4, "LA57"), bit_mask(CR4, "SMEP")
+_SMAP, _PKE = bit_mask(CR4, "SMAP"), bit_mask(CR4, "PKE")
+_NXE = bit_mask(EFER, "NXE")
+_MODES = 64
+"""Settings of the six bits that decide about accesses, PKRU aside."""
+
+
+class Switch:
+    """A vCPU and its VM.
+
+    Args:
+        now: The registers it is entered with.
+        record: Keep a row for each event.
+
+    Attributes:
+        reasons: Exits by reason; their sum is the statistic ``exits``.
+        stats: KVM's statistics by name, and root_loads, root_unloads, mmu_resets.
+        userspace: Exits to userspace by KVM_EXIT name.
+        events: Rows (event, fields) in order, None if they are not kept.
+        rip: What events give as guest_rip.
+        dr_given: The guest has the debug registers since the last exit.
+        judged: Register writes judged before, by all that decides about them.
+        mmu_calls: How often KVM was asked for a flush, roots or a mapping.
+        effects: What instructions were seen to do, not all of it counted yet; see :meth:`settle`.
+    """
+
+    def __init__(
+        self, policy: Policy, host: Host, memory: Memory, backing: Backing, now: Registers, record: bool = False
+    ) -> None:
+        self.policy, self.host, self.memory, self.backing = policy, host, memory, backing
+        self.cr0, self.cr3, self.cr4, self.efer = now.cr0, now.cr3, now.cr4, now.efer
+        self.cr2 = self.cr8 = self.pkru = self.rip = self.mmu_calls = 0
+        self.ac = self.dr_given = self.emulating = False
+        self.msrs: dict[int, int] = {}
+        self.reasons: Counter[Reason] = Counter()
+        self.stats: Counter[str] = Counter()
+        self.userspace: Counter[str] = Counter()
+        self.effects: list[Effect] = []
+        self.events: list[tuple[str, dict[str, Any]]] | None = [] if record else None
+        self.tlb = Tlb()
+        self._requests: set[str] = set()
+        self._guest: Verdicts | None = None
+        self._hardware: Verdicts | None = None
+        self._modes: dict[tuple[int, int], tuple[Verdicts, Verdicts]] = {}
+        self._recent: list[tuple[Verdicts, Verdicts] | None] = [None] * _MODES
+        self._recent_pkru = 0
+        self.judged: dict[tuple[int, ...], tuple[Outcome, bool]] = {}
+        self._answers: dict[object, Any] = {}
+        self._permissions: Permissions | None = None
+        self.tdp = Tdp(policy, host, backing) if policy.tdp else None
+        self.shadow = (
+            None if policy.tdp else Shadow(policy, host, backing, memory, self.walker, self.flush_all, self.request)
+        )
+
+    # ---- registers
+
+    @property
+    def now(self) -> Registers:
+        """The registers that judge each other."""
+        return Registers(self.cr0, self.cr3, self.cr4, self.efer)
+
+    def mode_changed(self) -> None:
+        """Some bit that decides about accesses is another one now."""
+        self._guest = self._hardware = self._permissions = None
+
+    @property
+    def controls(self) -> Controls:
+        """The guest's bits that decide about accesses."""
+        if self._guest is None:
+            self._find_mode()
+        assert self._guest is not None
+        return self._guest.controls
+
+    def _find_mode(self) -> None:
+        """The answers for the guest's bits, and for those as the processor has them.
+
+        With shadow paging that has WP and NXE set in any case.
+        """
+        bits = (1 if self.cr0 & _WP else 0) | (2 if self.cr4 & _SMEP else 0) | (4 if self.cr4 & _SMAP else 0)
+        bits |= (8 if self.cr4 & _PKE else 0) | (16 if self.efer & _NXE else 0) | (32 if self.ac else 0)
+        if self._recent_pkru != self.pkru:
+            self._recent, self._recent_pkru = [None] * _MODES, self.pkru
+        found = self._recent[bits]
+        if found is None:
+            found = self._modes.get((bits, self.pkru))
+            if found is None:
+                wp, smep, smap, pke, nxe = (bool(bits & 1 << place) for place in range(5))
+                guest = Controls(wp, smep, smap, pke, nxe, self.ac, self.pkru)
+                hardware = guest if self.tdp is not None else guest._replace(wp=True, nxe=True)
+                found = self._modes[bits, self.pkru] = (Verdicts(guest), Verdicts(hardware))
+            self._recent[bits] = found
+        self._guest, self._hardware = found
+
+    @property
+    def levels(self) -> int:
+        """Levels of the guest's page tables."""
+        return 5 if self.cr4 & _LA57 else 4
+
+    def walker(self) -> Walker:
+        """What KVM needs to walk the guest's tables now."""
+        if self._permissions is None:
+            self._permissions = self._of_registers(permissions)
+        c = self.controls
+        return Walker(self.cr3 & ADDRESS, self.levels, c, self._permissions, c.nxe or c.smep)
+
+    def _of_registers(self, rule: Callable[[Policy, Registers], T]) -> T:
+        """What a rule makes of the registers now; it is asked once for each setting of them."""
+        key = (rule, self.cr0, self.cr3, self.cr4, self.efer)
+        if key not in self._answers:
+            self._answers[key] = rule(self.policy, self.now)
+        found: T = self._answers[key]
+        return found
+
+    # ---- leaving and entering the guest
+
+    def exit(self, reason: Reason, info1: int = 0, info2: int = 0) -> None:
+        """Leave the guest."""
+        self.reasons[reason] += 1
+        self.dr_given = False
+        if self.events is not None:
+            row = {"exit_reason": reason[1], "guest_rip": self.rip, "isa": reason[0], "info1": info1, "info2": info2}
+            self.event("kvm_exit", {**row, "vcpu_id": 0})
+
+    def enter(self) -> None:
+        """Enter the guest, once all that was asked for has been done."""
+        while self._requests or not self._loaded():
+            self._serve()
+        if self.events is not None:
+            self.event("kvm_entry", {"vcpu_id": 0, "rip": self.rip})
+
+    def event(self, name: str, row: dict[str, Any]) -> None:
+        """Keep a row, if rows are kept."""
+        if self.events is not None:
+            self.events.append((name, row))
+
+    def to_userspace(self, name: str) -> None:
+        """Leave for userspace, which enters again at once."""
+        self.userspace[name] += 1
+        self.event("kvm_userspace_exit", {"reason": name, "errno": 0})
+
+    def request(self, what: str) -> None:
+        """Have something done before the next entry: flush, current, guest (flushes), sync, reload."""
+        self.mmu_calls += 1
+        self._requests.add(what)
+
+    def flush(self, flush: Flush) -> None:
+        """Request the flush a register write asks for."""
+        if flush is not Flush.NONE:
+            self.request("current" if flush is Flush.CURRENT else "guest")
+
+    def flush_all(self) -> None:
+        """KVM has every vCPU flush: kvm_flush_remote_tlbs."""
+        self.stats["remote_tlb_flush_requests"] += 1
+        self.request("flush")
+
+    def unload(self, reset: bool = False) -> None:
+        """Drop all roots; *reset*: as part of kvm_mmu_reset_context."""
+        self.mmu_calls += 1
+        self.stats["mmu_resets"] += reset
+        self.stats["root_unloads"] += self._loaded()
+        if self.tdp is not None:
+            self.tdp.unload()
+        else:
+            assert self.shadow is not None
+            self.shadow.roots.free_all()
+
+    def _loaded(self) -> bool:
+        if self.tdp is not None:
+            return self.tdp.tree is not None
+        assert self.shadow is not None
+        return self.shadow.roots.current is not None
+
+    def _serve(self) -> None:
+        """What vcpu_enter_guest does first, in its order; a load of roots flushes without being counted."""
+        requests, self._requests = self._requests, set()
+        if "reload" in requests:
+            self.unload()
+        if "flush" in requests:
+            self._flush_now()
+            requests.discard("current")
+        if self.shadow is not None and self._loaded():
+            if "sync" in requests:
+                self.shadow.sync()
+            if "guest" in requests:
+                self.shadow.sync(previous=True)
+        for _ in requests & {"current", "guest"}:
+            self._flush_now()
+        if not self._loaded():
+            self._load()
+
+    def _flush_now(self) -> None:
+        self.stats["tlb_flush"] += 1
+        self.tlb.flush_all()
+
+    def _load(self) -> None:
+        self.mmu_calls += 1
+        self.stats["root_loads"] += 1
+        if self.tdp is not None:
+            self.tdp.load(self._of_registers(tdp_root_role))
+        else:
+            assert self.shadow is not None
+            self.shadow.load(self.cr3, self._of_registers(shadow_root_role))
+        self.tlb.flush_all()
+
+    # ---- counters
+
+    def settle(self) -> None:
+        """Count what effects that repeated themselves have not counted yet; before reading any counter."""
+        for effect in self.effects:
+            effect.settle(self)
+
+    def counters(self) -> dict[str, int]:
+        """KVM's statistics by name: what is counted, and what there is now."""
+        self.settle()
+        found = dict(self.stats)
+        if self.tdp is not None:
+            found["pages_4k"], found["pages_2m"], found["nx_lpage_splits"] = self.tdp.pages()
+            found["mmu_cache_miss"] = self.tdp.made()
+        elif self.shadow is not None:
+            pages = self.shadow.pages
+            found.update(pages.counts)
+            found["pages_4k"], found["pages_2m"] = pages.leaves()
+            found["nx_lpage_splits"] = pages.splits()
+        return found
