@@ -45,8 +45,8 @@ RESERVED_PA = 1 << 51
 def sentences() -> Iterator[str]:
     """The bounds, one sentence each."""
     yield (
-        f"One vCPU of 64-bit code with 4-level paging; {PASSES[0]} to {PASSES[1]} passes over {GROUPS[0]} to {GROUPS[1]} "
-        "sequences of operations, about 5 to 60 operations; blocks repeat "
+        f"One vCPU of 64-bit code with 4-level paging; {PASSES[0]} to {PASSES[1]} passes over {GROUPS[0]} to "
+        f"{GROUPS[1]} sequences of operations, about 5 to 60 operations; blocks repeat "
         f"{REPEATS[0]} to {REPEATS[1]} times and do not nest."
     )
     yield (

@@ -21,6 +21,8 @@ USED = frozenset(("smep", "smap", "pku", "fsgsbase", "pcid", "umip", "shstk", "i
 """CPUID features that programs use where there are."""
 _NAMES = ("main", "other", "third")
 _SMALL = tuple(base + PAGE * i for base, count in bounds.SLOTS.values() for i in range(count))
+_FLAGS = {"W": 0.7, "U": 0.5, "NX": 0.2, "A": 0.3, "D": 0.3}
+"""Flag of a page -> how many of all pages have it at first."""
 _HIGH = bounds.SLOTS["high"][0]
 _BEFORE_TABLES = 4 * PAGE + AREA_SIZE
 """What lies in own memory before the window's page table, from the second page on: barrier, vCPU page, both stacks,

@@ -60,4 +60,5 @@ def named() -> tuple[Named, ...]:
 
 def _named(entry: dict[str, Any]) -> Named:
     several = ("cpus", "mmus", "kernels", "operations", "kinds")
-    return Named(**{name: tuple(value) if name in several else value for name, value in entry.items()})
+    values: dict[str, Any] = {name: tuple(value) if name in several else value for name, value in entry.items()}
+    return Named(**values)

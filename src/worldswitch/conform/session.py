@@ -16,8 +16,9 @@ from worldswitch.guest.assemble import assemble
 from worldswitch.guest.program import Program
 from worldswitch.kvm.host import Host
 from worldswitch.kvm.machine import NotModelled
+from worldswitch.kvm.offers import offers
 from worldswitch.kvm.policy import Policy
-from worldswitch.kvm.vcpu import offers, run
+from worldswitch.kvm.vcpu import run
 
 if TYPE_CHECKING:
     from worldswitch.guest.image import Image

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from worldswitch.errors import WorldswitchError
 from worldswitch.guest import operations as ops
@@ -12,15 +13,42 @@ from worldswitch.guest.program import Program, Vcpu
 
 Test = Callable[[Sequence[Program]], Sequence[bool]]
 """Which of some programs still show the difference."""
-ROUNDS = 14
-AT_ONCE = 60
+ROUNDS = 16
+AT_ONCE = 30
 """Candidates of one program in one round."""
+BLOCKS = ("body", "end", "setup")
+Removal = Mapping[str, frozenset[int]]
+"""Block -> places of the operations taken out of it."""
+
+
+class _Candidate(NamedTuple):
+    program: Program
+    removal: Removal
 
 
 @dataclass(slots=True)
 class _Case:
+    """A program on its way down; *share*: blocks are cut into so many pieces; *promising*: what could go, each alone."""
+
     program: Program
+    share: int = 1
+    promising: list[Removal] = field(default_factory=list)
     done: bool = False
+
+    def judge(self, tried: Sequence[_Candidate], verdicts: Sequence[bool]) -> None:
+        """Take the smallest that still shows the difference; finer pieces where none does."""
+        kept = [one for one, still in zip(tried, verdicts, strict=True) if still]
+        self.promising = []
+        if not kept:
+            self.done = self.share > max(len(block) for block in _blocks(self.program).values())
+            self.share *= 2
+            return
+        best = min(kept, key=lambda one: size(one.program))
+        alone = [one.removal for one in kept if one.removal and one is not best]
+        # Each of them could go alone; perhaps all, or every other one, can go at once.
+        more = [_shifted(_union(some), best.removal) for some in (alone, alone[::2]) if some]
+        self.promising = [one for one in more if any(one.values())]
+        self.program = best.program
 
 
 def size(program: Program) -> int:
@@ -37,125 +65,120 @@ def shrink(programs: Sequence[Program], test: Test, say: Callable[[str], None]) 
         active = [case for case in cases if not case.done]
         if not active:
             break
-        tried = [list(_candidates(case.program)) for case in active]
-        flat = [one for some in tried for one in some]
+        tried = [list(_candidates(case)) for case in active]
+        flat = [one.program for some in tried for one in some]
         say(f"shrinking, round {number + 1}: {len(flat)} candidates of {len(active)} programs")
-        verdicts = iter(test(flat))
+        verdicts = list(test(flat)) if flat else []
         for case, some in zip(active, tried, strict=True):
-            kept = [one for one, still in zip(some, verdicts_of(verdicts, len(some)), strict=True) if still]
-            if kept:
-                case.program = min(kept, key=size)
-            else:
-                case.done = True
+            case.judge(some, verdicts[: len(some)])
+            verdicts = verdicts[len(some) :]
     return [case.program for case in cases]
 
 
-def verdicts_of(verdicts: Iterator[bool], count: int) -> list[bool]:
-    """The next *count*."""
-    return [next(verdicts) for _ in range(count)]
-
-
-def _candidates(program: Program) -> Iterator[Program]:
+def _candidates(case: _Case) -> Iterator[_Candidate]:
     """Smaller programs, the boldest first; those no guest could run are left out."""
-    seen: set[str] = set()
-    count = 0
-    for make in _changes(program):
-        if count >= AT_ONCE:
+    seen, smallest = set(), size(case.program)
+    for make, removal in _changes(case):
+        if len(seen) >= AT_ONCE:
             return
         try:
             one = make()
         except WorldswitchError:
             continue
         key = str(one)
-        if size(one) < size(program) and key not in seen:
+        if size(one) < smallest and key not in seen:
             seen.add(key)
-            count += 1
-            yield one
+            yield _Candidate(one, removal)
 
 
-def _changes(program: Program) -> Iterator[Callable[[], Program]]:
+def _changes(case: _Case) -> Iterator[tuple[Callable[[], Program], Removal]]:
+    program, share = case.program, case.share
     (vcpu,) = program.vcpus
+    for removal in case.promising:
+        yield _without(program, removal), removal
     n = program.default_n
-    for fewer in dict.fromkeys((0, 1, 2, n // 2, n - 1)):
-        if 0 <= fewer < n:
-            yield lambda fewer=fewer: replace(program, default_n=fewer)
-    blocks = ("body", "end", "setup")
-    parts = sorted((_pieces(getattr(vcpu, name)), name) for name in blocks)
-    del parts
-    # The halves of all blocks before their quarters.
-    for share in (1, 2, 4, 8, 16, 32, 64, 128):
-        for name in blocks:
-            block = getattr(vcpu, name)
-            yield from (_with(program, vcpu, name, less) for less in _without(block, share))
-        if share == 1:
-            yield lambda: _again(program, replace(vcpu, handlers=()))
-            yield from _spaces(program)
-        if share == 4:
-            yield from _handlers(program, vcpu)
-            yield from _unfolded(program, vcpu)
-            yield from _fewer_pages(program)
+    for fewer in dict.fromkeys((0, 1, 2, n // 2)):
+        if fewer < n:
+            yield _to(program, default_n=fewer), {}
+    if share <= 2:
+        yield _to(program, vcpus=(replace(vcpu, handlers=()),)), {}
+        yield from ((one, {}) for one in _spaces(program))
+    for name, block in _blocks(program).items():
+        for piece in _pieces(len(block), share):
+            removal = {name: piece}
+            yield _without(program, removal), removal
+    yield from ((one, {}) for one in (*_handlers(program, vcpu), *_simpler(program, vcpu), *_pages(program, share)))
 
 
-def _pieces(block: Sequence[ops.Operation]) -> int:
-    return len(block)
+def _blocks(program: Program) -> dict[str, tuple[ops.Operation, ...]]:
+    return {name: getattr(program.vcpus[0], name) for name in BLOCKS}
 
 
-def _with(program: Program, vcpu: Vcpu, name: str, block: tuple[ops.Operation, ...]) -> Callable[[], Program]:
-    return lambda: _again(program, replace(vcpu, **{name: block}))
+def _to(program: Program, **changes: object) -> Callable[[], Program]:
+    return lambda: replace(program, **changes)  # type: ignore[arg-type]
 
 
-def _again(program: Program, vcpu: Vcpu) -> Program:
-    return replace(program, vcpus=(vcpu,))
+def _without(program: Program, removal: Removal) -> Callable[[], Program]:
+    blocks = {
+        name: tuple(one for i, one in enumerate(block) if i not in removal[name])
+        for name, block in _blocks(program).items()
+        if name in removal
+    }
+    return lambda: replace(program, vcpus=(replace(program.vcpus[0], **blocks),))
 
 
-def _without(block: tuple[ops.Operation, ...], share: int) -> Iterator[tuple[ops.Operation, ...]]:
-    """*block* without each piece of a *share*-th of it in turn."""
-    if share > 2 * len(block) or not block:
+def _pieces(length: int, share: int) -> Iterator[frozenset[int]]:
+    """The places of a block of *length*, cut into *share* pieces; none where single places were tried before."""
+    step = -(-length // share)
+    if not length or (share > 1 and step == -(-length // (share // 2))):
         return
-    length = max(1, len(block) // share)
-    if share > 1 and length == max(1, len(block) // (share // 2)):
-        return
-    for first in range(0, len(block), length):
-        yield block[:first] + block[first + length :]
+    for first in range(0, length, step):
+        yield frozenset(range(first, min(first + step, length)))
+
+
+def _union(removals: Sequence[Removal]) -> Removal:
+    return {name: frozenset().union(*(one.get(name, frozenset()) for one in removals)) for name in BLOCKS}
+
+
+def _shifted(removal: Removal, gone: Removal) -> Removal:
+    """*removal* as it is named once what is *gone* is gone."""
+    found = {}
+    for name, places_ in removal.items():
+        out = gone.get(name, frozenset())
+        found[name] = frozenset(i - sum(1 for k in out if k < i) for i in places_ - out)
+    return found
 
 
 def _spaces(program: Program) -> Iterator[Callable[[], Program]]:
     for i in range(1, len(program.spaces)):
-        yield lambda i=i: replace(program, spaces=program.spaces[:i] + program.spaces[i + 1 :])
+        yield _to(program, spaces=program.spaces[:i] + program.spaces[i + 1 :])
 
 
 def _handlers(program: Program, vcpu: Vcpu) -> Iterator[Callable[[], Program]]:
     for i, handler in enumerate(vcpu.handlers):
-        rest = vcpu.handlers[:i] + vcpu.handlers[i + 1 :]
-        yield lambda rest=rest: _again(program, replace(vcpu, handlers=rest))
+        others = [(*vcpu.handlers[:i], *vcpu.handlers[i + 1 :])]
         for k in range(len(handler.fix)):
             less = replace(handler, fix=handler.fix[:k] + handler.fix[k + 1 :])
-            some = (*vcpu.handlers[:i], less, *vcpu.handlers[i + 1 :])
-            yield lambda some=some: _again(program, replace(vcpu, handlers=some))
+            others.append((*vcpu.handlers[:i], less, *vcpu.handlers[i + 1 :]))
+        yield from (_to(program, vcpus=(replace(vcpu, handlers=some),)) for some in others)
 
 
-def _unfolded(program: Program, vcpu: Vcpu) -> Iterator[Callable[[], Program]]:
-    """Repeats once or less often, user blocks shorter, walks that stand still."""
+def _simpler(program: Program, vcpu: Vcpu) -> Iterator[Callable[[], Program]]:
+    """Repeats unrolled or shorter, user blocks shorter."""
     for i, one in enumerate(vcpu.body):
-        for other in _simpler(one):
-            body = (*vcpu.body[:i], *other, *vcpu.body[i + 1 :])
-            yield lambda body=body: _again(program, replace(vcpu, body=body))
+        for other in _instead(one):
+            yield _to(program, vcpus=(replace(vcpu, body=(*vcpu.body[:i], *other, *vcpu.body[i + 1 :])),))
 
 
-def _simpler(one: ops.Operation) -> Iterator[tuple[ops.Operation, ...]]:
+def _instead(one: ops.Operation) -> Iterator[tuple[ops.Operation, ...]]:
     if isinstance(one, ops.Repeat):
         yield one.body
-        yield from ((replace(one, body=less),) for less in _without(one.body, len(one.body)) if less)
-    if isinstance(one, ops.User):
-        yield from ((replace(one, body=less),) for less in _without(one.body, len(one.body)))
+    if isinstance(one, ops.Repeat | ops.User) and len(one.body) > 1:
+        yield from ((replace(one, body=one.body[:i] + one.body[i + 1 :]),) for i in range(len(one.body)))
 
 
-def _fewer_pages(program: Program) -> Iterator[Callable[[], Program]]:
+def _pages(program: Program, share: int) -> Iterator[Callable[[], Program]]:
     for i, space in enumerate(program.spaces):
-        for share in (2, 4, 8, 64):
-            length = max(1, len(space.pages) // share)
-            for first in range(0, len(space.pages), length):
-                less = replace(space, pages=space.pages[:first] + space.pages[first + length :])
-                yield lambda i=i, less=less: replace(
-                    program, spaces=(*program.spaces[:i], less, *program.spaces[i + 1 :])
-                )
+        for piece in _pieces(len(space.pages), share):
+            less = replace(space, pages=tuple(one for k, one in enumerate(space.pages) if k not in piece))
+            yield _to(program, spaces=(*program.spaces[:i], less, *program.spaces[i + 1 :]))
