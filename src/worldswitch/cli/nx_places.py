@@ -70,6 +70,9 @@ def places(
     host = NxHost(affected, mitigations=not mitigations_off, vmx=cpu == "intel", realtime=realtime)
     loaded = dict(_assignment(word, "--set") for word in sets)
     names = list(lines()) if kernel is None else [word.strip() for word in kernel.split(",")]
+    twice = [name for place, name in enumerate(names) if name in names[:place]]
+    if twice:
+        raise UsageError(f"--kernel names {printable(twice[0])!r} twice")
     return [Place(kernel_named(name)[0], host, loaded) for name in names]
 
 

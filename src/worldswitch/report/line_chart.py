@@ -52,9 +52,9 @@ def _panel(panel: Panel, times: Sequence[float], unit: str, top: float) -> list[
     for share in (0, 0.5, 1):
         y = bottom - share * (_PANEL - 24)
         parts.append(f'<line x1="{_LEFT}" x2="{right}" y1="{y:.1f}" y2="{y:.1f}" stroke="#ddd"/>')
-        parts.append(f'<text x="{_LEFT - 8}" y="{y + 4:.1f}" text-anchor="end">{most * share:,.4g}</text>')
+        parts.append(f'<text x="{_LEFT - 8}" y="{y + 4:.1f}" text-anchor="end">{_number(most * share)}</text>')
         x = _LEFT + share * (right - _LEFT)
-        parts.append(f'<text x="{x:.1f}" y="{bottom + 16}" text-anchor="middle">{last * share:,.4g} {unit}</text>')
+        parts.append(f'<text x="{x:.1f}" y="{bottom + 16}" text-anchor="middle">{_number(last * share)} {unit}</text>')
     for number, line in enumerate(panel.lines):
         colour = _COLOURS[number % len(_COLOURS)]
         points = " ".join(
@@ -62,6 +62,10 @@ def _panel(panel: Panel, times: Sequence[float], unit: str, top: float) -> list[
             for time, value in zip(times, line.values, strict=True)
         )
         parts.append(f'<polyline fill="none" stroke="{colour}" stroke-width="1.8" points="{points}"/>')
-        x = _LEFT + number * 190
+        x = _LEFT + number * min(190, (right - _LEFT) // len(panel.lines))
         parts.append(f'<text x="{x}" y="{bottom + 34}" fill="{colour}">― {escape(line.name)}</text>')
     return parts
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
