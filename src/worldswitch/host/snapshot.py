@@ -164,9 +164,9 @@ def _index(data: bytes) -> dict[str, Any]:
     except (ValueError, RecursionError):
         found = {}
     found = found if isinstance(found, Mapping) else {}
-    maps: dict[str, Any] = {
-        key: found.get(key) if isinstance(found.get(key), Mapping) else {} for key in ("devices", "folders")
-    }
+    maps: dict[str, Any] = {}
+    for key in ("devices", "folders"):
+        maps[key] = found[key] if isinstance(found.get(key), Mapping) else {}
     unreadable = found.get("unreadable")
     return {**maps, "unreadable": unreadable if isinstance(unreadable, list) else [], "version": found.get("version")}
 

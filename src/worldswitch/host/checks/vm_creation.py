@@ -162,7 +162,7 @@ def creation_gain(host: Host, now: CreateVm) -> Gain:
         ("without", "0.518, 0.495, 0.513 ms", gains.STICKY),
         ("grace periods", str(waits), "rule cgroup-attach-wait"),
     ]
-    hz, cpus = integer(host.config("HZ")), host.cpu.count
+    hz, cpus = integer(host.config("HZ")), host.cpu.processors
     if hz and cpus:
         bounds = grace_period(hz, cpus)
         text = f"{bounds.low / 1e6:.0f} ms if CPUs are quiet, {bounds.high / 1e6:.0f} ms if one has to be urged"
@@ -184,10 +184,10 @@ def creation_gain(host: Host, now: CreateVm) -> Gain:
 )
 def thread_limits(host: Host, profile: Profile) -> Found:
     """Reckoned with 100 VMs per CPU of 4 threads each; for FaaS hosts only."""
-    if profile is not Profile.FAAS or not host.cpu.count:
+    if profile is not Profile.FAAS or not host.cpu.processors:
         return None
     found = []
-    wanted = host.cpu.count * VMS_PER_CPU * THREADS_PER_VM
+    wanted = host.cpu.processors * VMS_PER_CPU * THREADS_PER_VM
     for name in ("kernel.pid_max", "kernel.threads-max"):
         path = "/proc/sys/" + name.replace(".", "/")
         value = integer(host.text(path))
@@ -199,7 +199,7 @@ def thread_limits(host: Host, profile: Profile) -> Found:
                 f"{more:,.0f} more VMs fit.",
                 "(CPUs * VMs per CPU * threads per VM - limit) / threads per VM",
                 (
-                    ("CPUs", str(host.cpu.count), "/proc/cpuinfo"),
+                    ("CPUs", str(host.cpu.processors), "/proc/cpuinfo"),
                     ("VMs per CPU", str(VMS_PER_CPU), gains.STICKY),
                     ("threads per VM", str(THREADS_PER_VM), "VMM, vCPU, API, recovery"),
                     ("limit", str(value), path),
