@@ -200,6 +200,7 @@ def test_the_picture_is_one_svg_with_a_line_for_each_kernel(tmp_path: Path) -> N
     ("args", "error", "complaint"),
     [
         (("show", "--realtime"), UsageError, "name a kernel"),
+        (("write", "never", "--kernel", "6.1,7.2,6.1"), UsageError, "names '6.1' twice"),
         (("show", "--kernel", "4.9"), UnknownNameError, "facts reach from"),
         (("show", "--kernel", "7.2", "--set", "nx_huge_pages=xyz"), UsageError, "does not load kvm.ko"),
         (("show", "--kernel", "7.2", "--set", "tdp_mmu=0"), UnknownNameError, "unknown parameter"),
