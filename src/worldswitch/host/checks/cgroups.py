@@ -22,7 +22,6 @@ from worldswitch.host.finding import (
 )
 from worldswitch.kvm.vmcreate import create_vm, recovery_thread
 
-MOUNTS = "/proc/self/mountinfo"
 _SERVICE = "worldswitch-favordynmods"
 
 
@@ -40,11 +39,13 @@ def favordynmods(host: Host, profile: Profile) -> Found:
         title = "this kernel never waits so: its lock favours writers from boot on"
         return Finding("favordynmods", OK, title, kernel_evidence(host))
     if host.favordynmods is None:
-        return Finding("favordynmods", UNKNOWN, "no hierarchy of control groups is seen", (host.evidence(MOUNTS),))
+        return Finding(
+            "favordynmods", UNKNOWN, "no hierarchy of control groups is seen", (host.evidence(host.mounts_path),)
+        )
     if host.favordynmods:
         return _favored(host, profile, here)
     v2 = next((mount for mount in host.mounts if mount.fstype == "cgroup2"), None)
-    seen = (*kernel_evidence(host), Evidence(MOUNTS, _mount_line(host)))
+    seen = (*kernel_evidence(host), Evidence(host.mounts_path, _mount_line(host)))
     helps_kvm = create_vm(here).waits_for_rcu and not (may_never(host) and profile is not Profile.HARDENED)
     gain = creation_gain(host, create_vm(here)) if helps_kvm else move_gain()
     if v2 is None:
@@ -63,7 +64,7 @@ def favordynmods(host: Host, profile: Profile) -> Found:
 
 
 def _favored(host: Host, profile: Profile, here: Setting) -> Finding:
-    seen = (*kernel_evidence(host), Evidence(MOUNTS, _mount_line(host)))
+    seen = (*kernel_evidence(host), Evidence(host.mounts_path, _mount_line(host)))
     thread = recovery_thread(here._replace(favordynmods=False))
     needed = create_vm(here._replace(favordynmods=False)).waits_for_rcu or profile is Profile.FAAS
     if needed or thread is None:
@@ -125,11 +126,13 @@ def cgroup_version(host: Host, profile: Profile) -> Found:
     if host.cgroup_version is None or not kvm_works(host):
         return None
     if host.cgroup_version == 2:
-        return fine(host, "cgroup-version", "control groups are v2: one hierarchy", MOUNTS)
+        return fine(host, "cgroup-version", "control groups are v2: one hierarchy", host.mounts_path)
     here = setting(host)
     number = sum(mount.fstype in ("cgroup", "cgroup2") for mount in host.mounts)
     kthread = here is not None and create_vm(here).waits_for_thread
-    title = f"control groups are {'v1' if host.cgroup_version == 1 else 'a mixture of v1 and v2'}: {number} hierarchies"
+    title = (
+        f"control groups are {'v1' if host.cgroup_version == 'v1' else 'a mixture of v1 and v2'}: {number} hierarchies"
+    )
     if kthread:
         title += ", each attached to in every KVM_CREATE_VM"
     fix, undo = by_hand(
@@ -137,6 +140,6 @@ def cgroup_version(host: Host, profile: Profile) -> Found:
         "Take systemd.unified_cgroup_hierarchy=1 from the command line again.",
     )
     gain = unknown_gain("no figure by the number of hierarchies was published")
-    seen = (Evidence(MOUNTS, f"{number} mounts of cgroup and cgroup2"),)
+    seen = (Evidence(host.mounts_path, f"{number} mounts of cgroup and cgroup2"),)
     severity = by(profile, INFO, faas=NOTICE if kthread else INFO)
     return Finding("cgroup-version", severity, title, seen, gain, fix, undo, "Old runtimes know v1 only.")

@@ -107,9 +107,8 @@ def huge_pages(host: Host, profile: Profile) -> Found:
     idle = [pool for pool in host.hugepages if pool.total and pool.free == pool.total]
     if idle and users:
         size = sum(pool.size * pool.total for pool in idle)
-        seen = tuple(Evidence(pool.path, f"nr_hugepages {pool.total}, free_hugepages {pool.free}") for pool in idle)
+        seen = tuple(Evidence(pool.path, f"{pool.total}, of them {pool.free} free") for pool in idle)
         first = idle[0]
-        path = f"{first.path}/nr_hugepages"
         gain = Gain(
             f"{size / 2**20:,.0f} MiB of memory for others.",
             "pages * size of one",
@@ -123,7 +122,7 @@ def huge_pages(host: Host, profile: Profile) -> Found:
             f"VMs run, but none of the {size / 2**20:,.0f} MiB of reserved huge pages is in use",
             (*seen, host.evidence("/proc/modules", f"{vendor_module(host)} has {users} users")),
             gain,
-            *_unreserve(path, first.total),
+            *_unreserve(first.path, first.total),
             risk="VMs that are to start with them later find none; memory may be too fragmented to reserve them again.",
         )
     if profile is Profile.REALTIME and not any(pool.total for pool in host.hugepages):
@@ -133,7 +132,7 @@ def huge_pages(host: Host, profile: Profile) -> Found:
             "Reserve huge pages for all guest memory (hugepagesz=1G hugepages=N), and let VMMs use them.",
             "Take the reservation back.",
         )
-        seen = tuple(Evidence(pool.path, f"nr_hugepages {pool.total}") for pool in host.hugepages)
+        seen = tuple(Evidence(pool.path, str(pool.total)) for pool in host.hugepages)
         title = "no huge pages are reserved: guest memory can be moved, merged and reclaimed under a real-time guest"
         gain = unknown_gain("it depends on the memory pressure of the host")
         return Finding("huge-pages", NOTICE, title, seen, gain, fix, undo, "Reserved memory is lost to all others.")
@@ -141,7 +140,7 @@ def huge_pages(host: Host, profile: Profile) -> Found:
     if not used:
         return None
     text = ", ".join(f"{pool.total - pool.free} of {pool.total} of {pool.size // 1024} KiB" for pool in used)
-    return fine(host, "huge-pages", f"reserved huge pages in use: {text}", *(f"{p.path}/nr_hugepages" for p in used))
+    return fine(host, "huge-pages", f"reserved huge pages in use: {text}", *(pool.path for pool in used))
 
 
 def _unreserve(path: str, number: int) -> Pair:

@@ -114,35 +114,43 @@ def kvm_device(host: Host, profile: Profile) -> Found:
         title = "kvm is loaded, but /dev/kvm is not there, as in a container without the device"
         seen = (host.evidence(DEVICE),)
         return Finding("kvm-device", CRITICAL, title, seen, _AT_ALL, fix, undo, "Who is in its group may create VMs.")
-    mode = device.mode & 0o777
-    owner = f"{device.uid}:{device.group or device.gid}"
-    seen = (Evidence(DEVICE, f"mode {mode:04o}, owner {owner}"),)
+    mode, group = device.mode & 0o777, device.group or str(device.gid)
+    seen = (Evidence(DEVICE, f"mode {mode:04o}, owner {device.uid}, group {group}"),)
     if mode & 0o006:
         severity = by(profile, INFO, faas=NOTICE, hardened=WARNING)
         title = "every user and every service of this host may create VMs"
         gain = Gain("No speed: fewer can reach KVM's interface.", unknown="it is no matter of time")
         risk = "Users outside the group kvm, and VMMs run by them, lose access."
-        return Finding("kvm-device", severity, title, seen, gain, *_access(mode, 0o660, device.group), risk=risk)
+        return Finding("kvm-device", severity, title, seen, gain, *_access(mode, group), risk=risk)
     if not mode & 0o060:
-        title = "only root may open /dev/kvm, so VMMs have to start as root"
+        title = "only its owner may open /dev/kvm, so VMMs have to start as root"
         gain = Gain("No speed: VMMs need not be started as root.", unknown="it is no matter of time")
         risk = "Members of the group kvm may create VMs."
         severity = by(profile, INFO, hardened=NOTICE)
-        return Finding("kvm-device", severity, title, seen, gain, *_access(mode, 0o660, device.group), risk=risk)
-    return fine(
-        host, "kvm-device", f"/dev/kvm is there for its owner and the group {device.group or device.gid}", DEVICE
-    )
+        return Finding("kvm-device", severity, title, seen, gain, *_access(mode, group), risk=risk)
+    if device.usable is False:
+        fix, undo = by_hand(
+            f"Add the user that runs VMMs to the group {group} (usermod -aG), if it is to create VMs.",
+            f"Take the user from the group {group} again.",
+        )
+        title = f"the user that asked may not open /dev/kvm: it is not in the group {group}"
+        gain = unknown_gain("it is no matter of time")
+        return Finding("kvm-device", INFO, title, seen, gain, fix, undo, "That user may create VMs.")
+    return fine(host, "kvm-device", f"/dev/kvm is there for its owner and the group {group}")._replace(evidence=seen)
 
 
-def _access(old: int, new: int, group: str) -> tuple[Change, Change]:
-    rule = f'KERNEL=="kvm", GROUP="kvm", MODE="{new:04o}"\n'
+def _access(old: int, group: str) -> tuple[Change, Change]:
     fix = Change(
         "Let the owner and the group kvm open it, and nobody else, now and at each boot.",
-        (Run(("chgrp", "kvm", DEVICE)), Run(("chmod", f"{new:04o}", DEVICE)), DropIn(_RULES, rule)),
+        (
+            Run(("chgrp", "kvm", DEVICE)),
+            Run(("chmod", "0660", DEVICE)),
+            DropIn(_RULES, 'KERNEL=="kvm", GROUP="kvm", MODE="0660"\n'),
+        ),
     )
     undo = Change(
-        "Give the device node its old mode again.",
-        (Run(("chgrp", group or "root", DEVICE)), Run(("chmod", f"{old:04o}", DEVICE)), Remove(_RULES)),
+        "Give the device node its old group and mode again.",
+        (Run(("chgrp", group, DEVICE)), Run(("chmod", f"{old:04o}", DEVICE)), Remove(_RULES)),
     )
     return fix, undo
 
