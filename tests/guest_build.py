@@ -27,6 +27,7 @@ _FIELDS: dict[str, dict[str, Any]] = {
     "kvm_inj_exception": {"exception": np.uint8},
     "kvm_nested_vmexit": {},
     "kvm_unmap_hva_range": {},
+    "kvm_track_tsc": {"vcpu_id": np.uint32},
 }  # fmt: skip
 
 

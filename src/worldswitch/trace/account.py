@@ -14,11 +14,12 @@ import numpy as np
 
 from worldswitch.record.trace import UNKNOWN_PID, EventSource, Meta
 from worldswitch.stats.percentile import nearest_rank
-from worldswitch.trace import pairing
+from worldswitch.trace import pairing, slow_start
 from worldswitch.trace.ahead import ahead
 from worldswitch.trace.cr_writes import CrWrites, CrWriteTally
-from worldswitch.trace.detect import Detection, Detectors
+from worldswitch.trace.detect import Detection, Detectors, slow_starts
 from worldswitch.trace.exits import EVENTS, Detail, ExitPairing, ExitRows
+from worldswitch.trace.slow_start import SlowStarts
 from worldswitch.trace.summaries import TABLES, Summaries
 from worldswitch.trace.tally import Tally
 from worldswitch.x86.exits import ExitTables, isa_name, known, reason_name
@@ -173,11 +174,14 @@ def account(
     """
     book = Bookkeeper(only, by)
     others = Summaries()
-    for batch in ahead(source.batches(EVENTS | dict.fromkeys(TABLES))):
+    starts = SlowStarts()
+    for batch in ahead(source.batches(EVENTS | dict.fromkeys(TABLES) | slow_start.EVENTS)):
         book.add(book.pairs.feed(batch))
         others.add(batch)
+        starts.add(batch)
     result = book.close(source.meta, tables, getattr(source, "reason_names", None), hot)
     result.tables = others.tables()
+    result.detections += slow_starts(starts, source.meta)
     return result
 
 

@@ -13,6 +13,7 @@ from worldswitch.record.trace import Meta
 from worldswitch.trace import pairing
 from worldswitch.trace.exits import ExitRows
 from worldswitch.trace.refaults import NOT_A_REFAULT, PAGE_SHIFT, RefaultFinder, is_fault
+from worldswitch.trace.slow_start import SlowStarts
 from worldswitch.trace.tally import Tally
 from worldswitch.units import format_ns
 from worldswitch.x86.registers import register_name
@@ -23,6 +24,7 @@ UNKNOWN_REASON = "unknown-reason"
 LOST_EVENTS = "lost-events"
 MID_FLIGHT = "mid-flight"
 INCOMPLETE = "incomplete"
+SLOW_START = "slow-start"
 
 DETECTORS: dict[str, str] = {
     ROOT_CHURN: "pages fault in again after control-register writes: KVM dropped its MMU roots",
@@ -31,6 +33,7 @@ DETECTORS: dict[str, str] = {
     LOST_EVENTS: "the recorder or the kernel dropped events: counts are too low, durations may span several exits",
     MID_FLIGHT: "the trace starts while vCPUs run: exits before a thread's first entry are not counted",
     INCOMPLETE: "the file ends early or is damaged",
+    SLOW_START: "making VMs takes long: a wait for RCU, a queue behind one, a thread to make, interrupted calls",
 }
 """Detector id -> what it looks for."""
 
@@ -46,6 +49,11 @@ class Detection:
     id: str
     count: int
     detail: str
+
+
+def slow_starts(calls: SlowStarts, meta: Meta) -> list[Detection]:
+    """The likely causes of slow calls of KVM_CREATE_VM, each a detection of its own."""
+    return [Detection(SLOW_START, cause.calls, f"{cause.name}: {cause.detail}") for cause in calls.causes(meta)]
 
 
 class Detectors:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -48,7 +49,8 @@ class Deeds:
 
     Attributes:
         index: Of its kind in ``keys``; -1 beyond the kinds that are kept apart.
-        process: Id of its process, -1 where the trace does not tell.
+        process: Id of its process; where the trace does not tell it, a number below -1 for a thread that is a VM's only
+            one, else -1.
         life: How many vCPUs 0 the process had made before: a process can run one VM after another.
         thread: Number of the vCPU thread, in order of appearance.
         cr: Register written, -1 for faults.
@@ -60,6 +62,7 @@ class Deeds:
         unmapped: How often the host had unmapped memory before.
         ns: Exit to entry.
         keys: What is alike of each kind; shape (kinds, 3).
+        vcpus: How many vCPU threads each process and life has in the trace, those that do nothing of this included.
     """
 
     index: NDArray[np.int32]
@@ -75,6 +78,7 @@ class Deeds:
     unmapped: NDArray[np.int32]
     ns: NDArray[np.int64]
     keys: NDArray[np.uint64]
+    vcpus: Counter[tuple[int, int]]
 
     def __len__(self) -> int:
         return len(self.index)
@@ -145,6 +149,7 @@ class Evidence:
         self._refaults = refaults.RefaultFinder()
         self._unmaps: list[NDArray[np.int64]] = []
         self._births: dict[int, list[int]] = {}
+        self._alive: set[tuple[int, int]] = set()
         self._deeds: list[_Part] = []
         self._marks: list[NDArray[np.uint8]] = []
         self._last_number = 0
@@ -273,6 +278,8 @@ class Evidence:
             if key in self._births:
                 mine = process == key
                 lives[mine] = np.searchsorted(np.array(self._births[key]), rows.start[mine])
+        pairs = np.unique(rows.thread << 32 | lives).tolist()
+        self._alive.update((pair >> 32, pair & 0xFFFFFFFF) for pair in pairs)
         return lives
 
     def by_reason(self) -> dict[int, int]:
@@ -291,12 +298,24 @@ class Evidence:
             return False
         thread = np.concatenate([part.thread[part.faults] for part in parts])
         life = np.concatenate([np.zeros(0) if part.life is None else part.life[part.faults] for part in parts])
-        pids = self.pairs.pids
-        vm = np.where(pids >= 0, pids, -2 - np.arange(len(pids)))[thread]
+        vm = self._processes()[thread]
         columns = [np.concatenate([part.pages for part in parts if part.pages is not None]), vm]
         if len(life) == len(vm):
             columns.append(life.astype(np.int64))
         return len(np.unique(np.stack(columns), axis=1).T) < len(vm)
+
+    def _processes(self) -> NDArray[np.int64]:
+        """The process of each thread, see :class:`Deeds`: threads that are all vCPU 0 are of as many VMs."""
+        pids = self.pairs.pids
+        unnamed = pids < 0
+        alone = np.count_nonzero(unnamed) == 1 or bool((self.pairs.vcpus[unnamed] == 0).all())
+        return np.where(unnamed, -2 - np.arange(len(pids)) if alone else -1, pids)
+
+    def _vcpus(self) -> Counter[tuple[int, int]]:
+        processes = self._processes().tolist()
+        if not self._births:
+            return Counter((process, 0) for process in processes)
+        return Counter((processes[thread], life) for thread, life in self._alive)
 
     def deeds(self) -> Deeds:
         """The writes and faults one by one; call after :meth:`kinds`."""
@@ -308,7 +327,7 @@ class Evidence:
         thread = np.concatenate([np.empty(0, np.int32), *(part.thread for part in self._deeds)])
         return Deeds(
             index=index,
-            process=self.pairs.pids[thread],
+            process=self._processes()[thread],
             life=self._column("life", np.int32, 0),
             thread=thread,
             cr=np.where(is_fault, -1, what & 0xF),
@@ -320,6 +339,7 @@ class Evidence:
             unmapped=self._of_faults("unmapped", np.int32, 0),
             ns=np.concatenate([np.empty(0, np.int64), *self._ns]),
             keys=keys,
+            vcpus=self._vcpus(),
         )
 
     def _column(self, name: str, kind: type, missing: int) -> NDArray[Any]:

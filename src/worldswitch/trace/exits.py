@@ -174,6 +174,11 @@ class ExitPairing:
         """Process id of each thread, -1 where unknown; shape (threads,)."""
         return self._state[: self.threads, 1].astype(np.uint32).view(np.int32).astype(np.int64)
 
+    @property
+    def vcpus(self) -> NDArray[np.int64]:
+        """vCPU id of each thread, -1 where unknown; shape (threads,)."""
+        return self._state[: self.threads, 2].astype(np.int64) - 1
+
     def feed(self, batch: Batch) -> ExitRows:
         """The exits that end in *batch*."""
         n = len(batch)

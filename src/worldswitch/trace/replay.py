@@ -42,6 +42,7 @@ _RUNNING = {CR0: bit_mask(CR0, "PE", "MP", "ET", "NE", "WP", "AM", "PG"), CR4: b
 """What a 64-bit guest's registers hold where the trace does not tell."""
 _IDENTITY = {CR0: bit_mask(CR0, "WP", "PG"), CR4: bit_mask(CR4, "PAE", "SMEP", "SMAP")}
 """Bits that can tell one set of page tables from another; whether they do, each write's outcome says."""
+_SHIFT = {CR0: 0, CR4: 32}
 _WP = bit_mask(CR0, "WP")
 
 MOST_TRANSITIONS = 1 << 12
@@ -149,7 +150,6 @@ def replay(deeds: Deeds, kinds: dict[int, Kind], before: Policy, after: Policy) 
     result = Replay([], np.zeros(len(deeds), np.bool_), np.zeros(len(deeds), np.bool_))
     writes: dict[tuple[int, int, bool], list[NDArray[np.intp]]] = {}
     faults: dict[tuple[int, Cause, bool], list[NDArray[np.intp]]] = {}
-    unnamed = len(np.unique(deeds.thread[deeds.process < 0])) > 1
     plays = MOST_PLAYS
     for entries in _by_vm(deeds):
         first = entries[0]
@@ -158,7 +158,7 @@ def replay(deeds: Deeds, kinds: dict[int, Kind], before: Policy, after: Policy) 
         if not ((deeds.cr[entries] == CR0) | (deeds.cr[entries] == CR4)).any():
             continue
         try:
-            if unnamed and process < 0:
+            if process == -1:
                 raise NotReplayed("the trace does not tell which vCPUs are one VM's")
             vm = _Vm(deeds, entries, kinds, before, after)
             answer = vm.answer(plays)
@@ -166,7 +166,7 @@ def replay(deeds: Deeds, kinds: dict[int, Kind], before: Policy, after: Policy) 
             _add(result, vm, answer, writes, faults)
         except NotReplayed as reason:
             why = str(reason)
-        threads = len(np.unique(deeds.thread[entries]))
+        threads = deeds.vcpus[process, int(deeds.life[first])]
         result.vms.append(VmMethod(process if process >= 0 else None, int(deeds.life[first]), threads, why))
     result.writes = [Writes(*key, np.concatenate(parts)) for key, parts in writes.items()]
     result.faults = [Faults(*key, np.sort(np.concatenate(parts))) for key, parts in faults.items()]
@@ -177,7 +177,7 @@ def _by_vm(deeds: Deeds) -> Iterator[NDArray[np.intp]]:
     """The entries of each VM, in time order."""
     if not len(deeds):
         return
-    owner = np.where(deeds.process >= 0, deeds.process, -1)
+    owner = deeds.process
     if (owner == owner[0]).all() and not deeds.life.any():
         yield np.arange(len(deeds))
         return
@@ -267,6 +267,8 @@ class _Vm:
         self.faults = np.flatnonzero(self.cr == -1)
         _, self.thread = np.unique(deeds.thread[entries], return_inverse=True)
         self.threads = int(self.thread.max()) + 1
+        vcpus = deeds.vcpus[int(deeds.process[entries[0]]), int(deeds.life[entries[0]])]
+        self.idle = max(0, vcpus - self.threads)  # vCPUs that neither write nor fault hold tables, too
         if deeds.nested[entries].any():
             raise NotReplayed("it runs a guest of its own, whose page tables its hypervisor decides on too")
         if (self.index < 0).any():
@@ -298,9 +300,12 @@ class _Vm:
     def _last(self, where: NDArray[np.bool_], inclusive: bool) -> NDArray[np.intp]:
         """For each entry the last one *where*, of the same thread; itself too if *inclusive*; -1 if none."""
         n = len(where)
-        last = np.maximum.accumulate(np.where(where[self.order], np.arange(n), -1))
+        alone = self.threads == 1
+        last = np.maximum.accumulate(np.where(where if alone else where[self.order], np.arange(n), -1))
         if not inclusive:
             last = np.concatenate([[-1], last[:-1]])
+        if alone:
+            return last
         last = np.where(last >= self.start, last, -1)
         return np.where(last >= 0, self.order[last], -1)[self.back]
 
@@ -457,7 +462,7 @@ class _Vm:
                 last = self._last(other & mine, inclusive)
                 start = self._initial(steps, register, mine) & identity
                 bits = np.where(last >= 0, steps.new[last].astype(np.int64) & identity, start)
-                role += bits << (32 if register == CR4 else 0)
+                role += bits << _SHIFT[register]
             both.append(role)
         return both[0], both[1]
 
@@ -470,13 +475,15 @@ class _Vm:
 
     def _sole(self, role: NDArray[np.int64], after: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Whether each entry's vCPU is the only one on its tables, before the entry."""
-        if self.threads == 1:
+        if self.threads + self.idle == 1:
             return np.ones(len(role), np.bool_)
         sole = np.zeros(len(role), np.bool_)
+        running = _role(_RUNNING) if role.any() or after.any() else 0
         first = np.array([np.flatnonzero(self.thread == t)[0] for t in range(self.threads)])
         for which in np.unique(role).tolist():
             change = (after == which).astype(np.int64) - (role == which)
             users = np.count_nonzero(role[first] == which) + np.cumsum(change) - change
+            users += self.idle if which == running else 0
             here = role == which
             sole[here] = users[here] == 1
         return sole
@@ -490,7 +497,7 @@ class _Vm:
         if count := int(np.count_nonzero(here.mapped & ~here.unmapped)):
             return f"{count:,} of its page faults are at pages that by the rules of {host} are mapped"
         # Whoever runs on empty tables faults at the next instruction.
-        if self.threads == 1 and here.lost.any():
+        if self.threads + self.idle == 1 and here.lost.any():
             lost = np.flatnonzero(here.lost)[1:]
             follows = lost[lost + 1 < len(self.cr)] + 1
             if count := int(np.count_nonzero(self.cr[follows] != -1)):
@@ -524,6 +531,11 @@ class _Vm:
             masks,
             plays,
         )
+
+
+def _role(registers: dict[int, int]) -> int:
+    """Number of the tables of a vCPU with these values in its registers."""
+    return sum((value & _IDENTITY[register]) << _SHIFT[register] for register, value in registers.items())
 
 
 def _unloads(outcome: Outcome) -> bool:
