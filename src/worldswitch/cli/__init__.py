@@ -18,6 +18,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "calibrate": ("calibrate", "Take what exits cost from measurements, for wsw run --on model --costs."),
     "compare": ("compare", "Say in what two results of wsw run differ: counts exactly, times with an interval."),
     "convert": ("convert", "Write a trace in another format."),
+    "doctor": ("doctor", "Say what in a host's settings costs KVM, what to do, and how to undo it."),
     "kernels": ("kernels", "List kernels and the facts about KVM in each, or how two differ."),
     "nx": ("nx", "Say what NX huge pages do on any kernel: parameters, splits, recovery over time."),
     "programs": ("programs", "List the guest and host programs that can be run."),
