@@ -1,5 +1,5 @@
 """rcu_sync. Expected: kernel/rcu/sync.c of Linux 6.1.192, and writes to cgroup.procs timed on Linux 6.18
-(tests/data/create-vm/moves.json)."""
+(tests/simulation/recorded/moves.json)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from worldswitch.kvm.rcu_sync import FAVORED, RcuSync, State, Wait, elapsed, entered, left
 
-MOVES = json.loads((Path(__file__).parents[1] / "data/create-vm/moves.json").read_text())
+MOVES = json.loads((Path(__file__).parents[1] / "simulation/recorded/moves.json").read_text())
 
 
 def test_writers_in_quick_succession_share_one_grace_period() -> None:

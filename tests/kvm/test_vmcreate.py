@@ -176,11 +176,11 @@ def test_the_longest_waits_published_are_those_for_a_cpu_that_is_urged() -> None
 
 
 def test_waits_recorded_on_an_idle_host_end_with_the_first_looks() -> None:
-    """241 waits of tests/data/create-vm/moves.json, at 250 Hz: one to four jiffies."""
+    """241 waits of tests/simulation/recorded/moves.json, at 250 Hz: one to four jiffies."""
     import json
     from pathlib import Path
 
-    recorded = json.loads((Path(__file__).parents[1] / "data/create-vm/moves.json").read_text())
+    recorded = json.loads((Path(__file__).parents[1] / "simulation/recorded/moves.json").read_text())
     alone = recorded["alone"]
     assert min(alone) * 1e3 >= grace_period(250, 2).low
     assert max(alone) * 1e3 <= 3 * grace_period(250, 2).low

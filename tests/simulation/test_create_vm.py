@@ -1,5 +1,5 @@
-"""Bursts of new VMs. Expected: what real kernels did in the lab (tests/data/create-vm/lab.json; costs from four of its
-fifteen runs), what Linux 6.18 did here (moves.json), and what follows from locks that queue."""
+"""Bursts of new VMs. Expected: what real kernels did in the lab (recorded/lab.json; costs from four of its fifteen runs),
+what Linux 6.18 did here (recorded/moves.json), and what follows from locks that queue."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from worldswitch.kvm.vmcreate import Cgroup
 from worldswitch.record.result import Spread
 from worldswitch.simulation.create_vm import Scenario, Simulated, simulate
 
-DATA = Path(__file__).parents[1] / "data/create-vm"
+DATA = Path(__file__).parent / "recorded"
 LAB = json.loads((DATA / "lab.json").read_text())["runs"]
 CALIBRATED = ("6.1-auto", "6.1-never", "7.2-auto", "7.2-never")
 

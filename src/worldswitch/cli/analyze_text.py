@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from worldswitch.errors import printable
-from worldswitch.report.tables import fields, table
+from worldswitch.report.tables import WIDTH, fields, table
 from worldswitch.units import format_ns
 from worldswitch.x86.registers import register_name
 
@@ -156,4 +156,11 @@ def _seen(result: Account) -> str:
         lines.append(f"note: {result.meta.out_of_order} events came out of order")
     if result.meta.malformed:
         lines.append(f"note: {result.meta.malformed} records could not be decoded")
-    return "".join(f"{printable(line)}\n" for line in lines)
+    return "".join(f"{_wrapped(printable(line))}\n" for line in lines)
+
+
+def _wrapped(line: str) -> str:
+    """A sentence or several, no wider than the tables; what follows the first line is indented."""
+    import textwrap
+
+    return textwrap.fill(line, WIDTH, subsequent_indent="  ", break_long_words=False) if len(line) > WIDTH else line
