@@ -162,3 +162,20 @@ def test_a_cut_file_answers_for_what_is_left(tmp_path: Path) -> None:
     (writes,) = answer["stays"]
     assert 0 < writes["count"] < 2000
     assert any("part of the trace that is missing" in entry["why"] for entry in answer["cannot_tell"])
+
+
+def test_the_text_says_which_method_was_used() -> None:
+    replayed = run(str(DATA / "svm-5.10-lab/wp.perf.data.zst"), "--to", "6.12")
+    assert "- replay: register writes and page faults" in replayed
+    assert "MMU roots are unloaded 300 times in the trace, and 0 times" in replayed.replace("\n  ", " ")
+    assert "- facts: each write is judged by itself" in run(
+        str(DATA / "vmx-5.10-ept/kvmstat.perf.data"), "--to", "6.12"
+    )
+
+
+def test_json_says_which_method_was_used_and_what_is_predicted() -> None:
+    document = json.loads(run(str(DATA / "vmx-5.10-lab/wp.perf.data.zst"), "--to", "6.12", "--json"))
+    assert (document["method"], document["method_why"]) == ("replay", "")
+    assert {vm["method"] for vm in document["vms"]} == {"replay"}
+    assert document["by_reason"]["EPT_VIOLATION"] == {"from": 48, "to": 32}
+    assert document["roots"]["from"] == {"unloads": 300, "freed": 0}

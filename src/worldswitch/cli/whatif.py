@@ -93,9 +93,6 @@ def describe(result: WhatIf) -> str:
                 ("to", f"{after.kernel}, {_NAMES[after.vendor]}, {_NAMES[after.mmu]}"),
                 ("removed", f"{gone:,} of {many(result.exits, 'exit')}"),
                 ("saving", _saving(result) if gone else "none"),
-                ("method", _method(result)),
-                *_wrapped("", result.method_why),
-                *_roots(result),
             )
         )
     ]
@@ -107,6 +104,7 @@ def describe(result: WhatIf) -> str:
             if len(kinds) > _MOST:
                 parts.append(f"... and {len(kinds) - _MOST:,} more kinds; --json has them all\n")
     parts += [
+        paragraphs("Method", [_method(result), *_roots(result)]),
         paragraphs("Inferred", result.inferred[:_MOST]),
         paragraphs("Cannot tell", result.cannot_tell[:_MOST]),
         paragraphs("Notes", [*result.notes, *_terms(result)]),
@@ -124,24 +122,30 @@ _NAMES = {
 
 
 def _method(result: WhatIf) -> str:
-    """Which of the two methods was used, in how many VMs."""
-    replayed = sum(vm.method == "replay" for vm in result.vms)
+    """Which of the two methods was used, and why not replay where it was not."""
     if result.method == "facts":
-        return "facts: each write judged by itself, not replayed, as"
-    which = "replay of register writes and page faults"
-    return (
-        which if replayed == len(result.vms) else f"{which} in {replayed:,} of {len(result.vms):,} VMs, else facts, as"
+        return f"facts: each write is judged by itself; not replayed, since {result.method_why}"
+    text = (
+        "replay: register writes and page faults, played by the rules of the trace's host, give the trace's own exits"
     )
+    if not result.method_why:
+        return text
+    replayed = sum(vm.method == "replay" for vm in result.vms)
+    return f"{text} in {replayed:,} of {len(result.vms):,} VMs; in the others facts, since {result.method_why}"
 
 
-def _roots(result: WhatIf) -> list[tuple[str, str]]:
+def _roots(result: WhatIf) -> list[str]:
     """The work on MMU roots."""
     if result.roots is None or not (result.roots[0].unloads or result.roots[1].unloads):
         return []
     here, there = (
-        f"{work.unloads:,}" + (f" ({work.freed:,} freeing page tables)" if work.freed else "") for work in result.roots
+        f"{work.unloads:,}" + (f" ({work.freed:,} of them freeing page tables)" if work.freed else "")
+        for work in result.roots
     )
-    return [("roots", f"unloaded {here} times in the trace, {there} times on the host asked about")]
+    sentence = f"MMU roots are unloaded {here} times in the trace, and {there} times on the host asked about"
+    if result.roots[0].unloads > result.roots[1].unloads:
+        sentence += "; what that took is part of the exits it was in, and not in the saving where these stay"
+    return [sentence]
 
 
 _MOST = 30
@@ -180,10 +184,6 @@ def _terms(result: WhatIf) -> list[str]:
         )
     if any(exits.refault for exits in (*result.removed, *result.stays)):
         terms.append("a refault is a page fault on a page that was mapped before the register write")
-    if result.roots is not None and result.roots[0].unloads > result.roots[1].unloads:
-        terms.append(
-            "what the root unloads took is part of the exits they are in, and not in the saving where these stay"
-        )
     terms += [_reload(reloads) for reloads in result.reloads]
     return terms
 
