@@ -17,6 +17,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "bundle": ("bundle", "Write one file that runs guest programs where there is nothing but python3."),
     "calibrate": ("calibrate", "Take what exits cost from measurements, for wsw run --on model --costs."),
     "compare": ("compare", "Say in what two results of wsw run differ: counts exactly, times with an interval."),
+    "conform": ("conform", "Run random and shipped programs on the model and on real kernels: equal, or not."),
     "convert": ("convert", "Write a trace in another format."),
     "doctor": ("doctor", "Say what in a host's settings costs KVM, what to do, and how to undo it."),
     "kernels": ("kernels", "List kernels and the facts about KVM in each, or how two differ."),

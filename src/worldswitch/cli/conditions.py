@@ -119,11 +119,11 @@ def take(given: MutableMapping[str, Any], sets: Sequence[str], on: str, trace: s
     if taken["kernel_image"] and taken["kernel"]:
         raise UsageError("--kernel-image is a kernel of its own; leave out --kernel")
     return Conditions(
-        _words("kernel", taken["kernel"]),
-        _words("cpu", taken["cpu"], CPUS),
-        _words("mmu", taken["mmu"], MMUS),
+        words("kernel", taken["kernel"]),
+        words("cpu", taken["cpu"], CPUS),
+        words("mmu", taken["mmu"], MMUS),
         parameters,
-        _words("build", taken["build"]),
+        words("build", taken["build"]),
         taken["kernel_image"],
         taken["modules"],
         taken["smp"] or 0,
@@ -169,7 +169,7 @@ def _pair(text: str) -> tuple[str, str]:
     return name, value
 
 
-def _words(name: str, text: str | None, known: Sequence[str] = ()) -> tuple[str, ...]:
+def words(name: str, text: str | None, known: Sequence[str] = ()) -> tuple[str, ...]:
     if text is None:
         return ()
     words = [word.strip() for word in text.split(",")]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from random import Random
 
 from worldswitch.conform import bounds
@@ -136,7 +136,7 @@ def write_cr0(scene: Scene) -> Ops:
     names = ["WP"] if scene.chance(0.5) else [scene.random.choice(bounds.CR0_BITS)]
     if scene.chance(0.2):
         names = list(dict.fromkeys((*names, scene.random.choice(bounds.CR0_BITS))))
-    return [ops.WriteCr(0, **{scene.random.choice(("toggle", "toggle", "set", "clear")): tuple(names)})]
+    return [_cr(scene, 0, names)]
 
 
 def write_cr4(scene: Scene) -> Ops:
@@ -151,7 +151,19 @@ def write_cr4(scene: Scene) -> Ops:
     names = [scene.random.choice(common if scene.chance(0.7) else there)]
     if scene.chance(0.2):
         names = list(dict.fromkeys((*names, scene.random.choice(there))))
-    return [ops.WriteCr(4, **{scene.random.choice(("toggle", "toggle", "set", "clear")): tuple(names)})]
+    return [_cr(scene, 4, names)]
+
+
+def _cr(scene: Scene, cr: int, names: Sequence[str]) -> Operation:
+    change = {scene.random.choice(("toggle", "toggle", "set", "clear")): tuple(names)}
+    return ops.WriteCr(cr, None, **change)
+
+
+def _entry(
+    space: str, va: int, level: int, how: str, name: str, pa: int | None = None, key: int | None = None
+) -> Operation:
+    change = {how: (name,)}
+    return replace(ops.WriteEntry(space, va, level, pa=pa, key=key), **change)  # type: ignore[arg-type]
 
 
 def write_protected(scene: Scene) -> Ops:
@@ -192,17 +204,17 @@ def _change(scene: Scene, space: str, va: int, level: int) -> Ops:
     if scene.chance(0.35):
         how, name = scene.random.choice(_UPGRADES)
         if level == 1 or name != "D":
-            return [ops.WriteEntry(space, va, level, **{how: (name,)})]
+            return [_entry(space, va, level, how, name)]
     how, name = scene.random.choice(_RESTRICTIONS)
-    more: dict[str, int] = {}
+    pa = key = None
     if level == 1 and scene.chance(0.2):
-        more["pa"] = bounds.FRAME_BASE + PAGE * scene.random.randrange(bounds.FRAMES)
+        pa = bounds.FRAME_BASE + PAGE * scene.random.randrange(bounds.FRAMES)
     if level == 1 and scene.globals_ and scene.chance(0.15):
         how, name = "toggle", "G"
     if level == 1 and "pku" in scene.features and scene.chance(0.15):
-        more["key"] = scene.random.randrange(4)
+        key = scene.random.randrange(4)
     vas = [va] if level == 1 or va in scene.large else list(scene.slots)
-    return [ops.WriteEntry(space, va, level, **{how: (name,)}, **more), *_forget(scene, vas)]
+    return [_entry(space, va, level, how, name, pa, key), *_forget(scene, vas)]
 
 
 def _reserved(scene: Scene, va: int) -> Ops:
@@ -225,7 +237,7 @@ def flood(scene: Scene) -> Ops:
     for _ in range(count):
         how, name = scene.random.choice((("set", "W"), ("set", "P"), ("set", "A"), ("clear", "NX"), ("set", "D")))
         va = near[0] if scene.chance(0.4) else scene.random.choice(near)
-        found.append(ops.WriteEntry(space, va, **{how: (name,)}))
+        found.append(_entry(space, va, 1, how, name))
         if scene.chance(0.15):
             found.append(_access(scene, va, _at_cpl3(scene)))
     return found + access(scene)
@@ -326,8 +338,6 @@ def user_block(scene: Scene) -> Ops:
 
 def _there(one: Operation) -> Operation:
     """The same, as it is written in a block that is at CPL 3 already."""
-    from dataclasses import replace
-
     return replace(one, user=False)  # type: ignore[call-arg]
 
 

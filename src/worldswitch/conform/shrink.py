@@ -28,7 +28,7 @@ class _Candidate(NamedTuple):
 
 @dataclass(slots=True)
 class _Case:
-    """A program on its way down; *share*: blocks are cut into so many pieces; *promising*: what could go, each alone."""
+    """A program on its way down; *share*: pieces blocks are cut into; *promising*: what could go, each alone."""
 
     program: Program
     share: int = 1
@@ -77,7 +77,8 @@ def shrink(programs: Sequence[Program], test: Test, say: Callable[[str], None]) 
 
 def _candidates(case: _Case) -> Iterator[_Candidate]:
     """Smaller programs, the boldest first; those no guest could run are left out."""
-    seen, smallest = set(), size(case.program)
+    seen: set[str] = set()
+    smallest = size(case.program)
     for make, removal in _changes(case):
         if len(seen) >= AT_ONCE:
             return
@@ -124,7 +125,12 @@ def _without(program: Program, removal: Removal) -> Callable[[], Program]:
         for name, block in _blocks(program).items()
         if name in removal
     }
-    return lambda: replace(program, vcpus=(replace(program.vcpus[0], **blocks),))
+    return lambda: replace(program, vcpus=(_block_vcpu(program.vcpus[0], blocks),))
+
+
+def _block_vcpu(vcpu: Vcpu, blocks: Mapping[str, tuple[ops.Operation, ...]]) -> Vcpu:
+    body, setup, end = (blocks.get(name, getattr(vcpu, name)) for name in ("body", "setup", "end"))
+    return replace(vcpu, body=body, setup=setup, end=end)
 
 
 def _pieces(length: int, share: int) -> Iterator[frozenset[int]]:
