@@ -7,6 +7,7 @@ from typing import NamedTuple
 import pytest
 
 from host.machines import VULNERABILITIES, changed, findings, machine, made, severities
+from worldswitch.host import fs
 from worldswitch.host.finding import Profile, Severity, registered
 
 INTEL, AMD = machine("intel"), machine("amd")
@@ -59,8 +60,8 @@ FIRES = [
     Case("nx-recovery-thread", machine("amd", "6.1.100"), "notice warning info info", "never is free"),
     Case("nx-recovery-thread", machine("intel", "6.1.100"), "info notice info info", "favordynmods is left"),
     Case("nx-recovery-thread", machine("amd", "5.10.150"), "info warning info info", "cpuset_rwsem"),
-    Case("favordynmods", machine("intel", "6.1.100"), "info warning info notice", "the only remedy"),
-    Case("favordynmods", machine("amd", "6.1.100"), "info notice info notice", "never is the better one"),
+    Case("favordynmods", machine("intel", "6.1.100"), "info warning - notice", "the only remedy"),
+    Case("favordynmods", machine("amd", "6.1.100"), "info notice - notice", "never is the better one"),
     Case("favordynmods", changed(INTEL, ("/proc/self/mountinfo", "")), "unknown unknown unknown unknown", "no mount"),
     Case("cgroup-version", changed(machine("intel", "6.1.100"), ("/proc/self/mountinfo",
          "30 23 0:26 / /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory\n"
@@ -215,10 +216,28 @@ def test_a_check_is_silent_on_a_sound_host(check, cpu):
     profiles = [Profile.REALTIME] if cpu == "intel" else [Profile.DEFAULT]
     for profile in profiles:
         said = [one for one in findings(check, made(SOUND[cpu]), profile) if one.severity > Severity.OK]
-        if check == "favordynmods" and said:  # off is sound there, and told of for those who move processes much
+        if check == "favordynmods" and cpu == "amd":  # off is sound; told of for those who move processes much
             assert [one.severity for one in said] == [Severity.INFO]
         else:
             assert not said
+
+
+@pytest.mark.parametrize(
+    ("mode", "group", "expected"),
+    [
+        (0o666, 108, "info notice info warning"),  # systemd's udev rules say so unless built otherwise
+        (0o600, 0, "info info info -"),
+        (0o660, 108, "- - - -"),
+    ],
+)
+def test_who_may_open_the_device(mode, group, expected):
+    device = fs.Device("char", mode, 0, group)
+    said = severities("kvm-device", made(INTEL, device))
+    assert ["-" if one in (None, Severity.OK) else one.label for one in said.values()] == expected.split()
+
+
+def test_a_missing_device_is_critical_where_kvm_is_loaded():
+    assert set(severities("kvm-device", made(INTEL, None)).values()) == {Severity.CRITICAL}
 
 
 def test_each_check_has_a_host_where_it_fires():

@@ -44,6 +44,9 @@ def favordynmods(host: Host, profile: Profile) -> Found:
         )
     if host.favordynmods:
         return _favored(host, profile, here)
+    if profile is Profile.REALTIME:
+        title = "favordynmods is off: moves between control groups wait, forks and exits do not pay"
+        return Finding("favordynmods", OK, title, (Evidence(host.mounts_path, _mount_line(host)),))
     v2 = next((mount for mount in host.mounts if mount.fstype == "cgroup2"), None)
     seen = (*kernel_evidence(host), Evidence(host.mounts_path, _mount_line(host)))
     helps_kvm = create_vm(here).waits_for_rcu and not (may_never(host) and profile is not Profile.HARDENED)
@@ -130,6 +133,8 @@ def cgroup_version(host: Host, profile: Profile) -> Found:
     here = setting(host)
     number = sum(mount.fstype in ("cgroup", "cgroup2") for mount in host.mounts)
     kthread = here is not None and create_vm(here).waits_for_thread
+    if here is not None and not kthread:
+        return fine(host, "cgroup-version", "VMs' threads attach to no control group by themselves", host.mounts_path)
     title = (
         f"control groups are {'v1' if host.cgroup_version == 'v1' else 'a mixture of v1 and v2'}: {number} hierarchies"
     )

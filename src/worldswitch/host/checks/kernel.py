@@ -113,8 +113,8 @@ def debug_kernel(host: Host, profile: Profile) -> Found:
     if not host.config_path:
         return None
     if not found:
-        seen = (Evidence(host.config_path, f"CONFIG_{DEBUG[0]} is not set"),)
-        return Finding("debug-kernel", OK, "the kernel is not built for finding faults", seen)
+        unset = (Evidence(host.config_path, f"CONFIG_{DEBUG[0]} is not set"),)
+        return Finding("debug-kernel", OK, "the kernel is not built for finding faults", unset)
     title = f"the kernel is built for finding faults ({', '.join(found)}): all it does takes longer, exits too"
     seen = tuple(Evidence(host.config_path, f"CONFIG_{name}=y") for name in found)
     gain = unknown_gain("it depends on the options, and no table for KVM was published")

@@ -121,13 +121,14 @@ def kvm_device(host: Host, profile: Profile) -> Found:
         title = "every user and every service of this host may create VMs"
         gain = Gain("No speed: fewer can reach KVM's interface.", unknown="it is no matter of time")
         risk = "Users outside the group kvm, and VMMs run by them, lose access."
-        return Finding("kvm-device", severity, title, seen, gain, *_access(mode, group), risk=risk)
+        return Finding("kvm-device", severity, title, seen, gain, *_access(host, mode, group), risk=risk)
     if not mode & 0o060:
+        if profile is Profile.HARDENED:
+            return fine(host, "kvm-device", "only its owner may open /dev/kvm")._replace(evidence=seen)
         title = "only its owner may open /dev/kvm, so VMMs have to start as root"
         gain = Gain("No speed: VMMs need not be started as root.", unknown="it is no matter of time")
         risk = "Members of the group kvm may create VMs."
-        severity = by(profile, INFO, hardened=NOTICE)
-        return Finding("kvm-device", severity, title, seen, gain, *_access(mode, group), risk=risk)
+        return Finding("kvm-device", INFO, title, seen, gain, *_access(host, mode, group), risk=risk)
     if device.usable is False:
         fix, undo = by_hand(
             f"Add the user that runs VMMs to the group {group} (usermod -aG), if it is to create VMs.",
@@ -139,10 +140,13 @@ def kvm_device(host: Host, profile: Profile) -> Found:
     return fine(host, "kvm-device", f"/dev/kvm is there for its owner and the group {group}")._replace(evidence=seen)
 
 
-def _access(old: int, group: str) -> tuple[Change, Change]:
+def _access(host: Host, old: int, group: str) -> tuple[Change, Change]:
+    made: tuple[Run, ...] = () if host.kvm_group is not None else (Run(("groupadd", "--system", "kvm")),)
+    gone: tuple[Run, ...] = () if host.kvm_group is not None else (Run(("groupdel", "kvm")),)
     fix = Change(
         "Let the owner and the group kvm open it, and nobody else, now and at each boot.",
         (
+            *made,
             Run(("chgrp", "kvm", DEVICE)),
             Run(("chmod", "0660", DEVICE)),
             DropIn(_RULES, 'KERNEL=="kvm", GROUP="kvm", MODE="0660"\n'),
@@ -150,7 +154,7 @@ def _access(old: int, group: str) -> tuple[Change, Change]:
     )
     undo = Change(
         "Give the device node its old group and mode again.",
-        (Run(("chgrp", group, DEVICE)), Run(("chmod", f"{old:04o}", DEVICE)), Remove(_RULES)),
+        (Run(("chgrp", group, DEVICE)), Run(("chmod", f"{old:04o}", DEVICE)), Remove(_RULES), *gone),
     )
     return fix, undo
 

@@ -106,11 +106,13 @@ def vulnerable(host: Host, profile: Profile) -> Found:
         return fine(host, "vulnerable", "no vulnerability that guests could use is open", *paths[:3])
     microcode = any("icrocode" in (known[name] or "") for name in found)
     cure = "Install the newest microcode and firmware, and a newer kernel" if microcode else "Switch the mitigations on"
+    if microcode and host.hypervisor:
+        cure = "Have the hypervisor below brought up to date, which is where a VM's microcode is from"
     fix, undo = by_hand(f"{cure}; the files name what is missing.", "Go back to the microcode and kernel that run now.")
     return Finding(
         "vulnerable",
         by(profile, WARNING, realtime=NOTICE, hardened=CRITICAL),
-        f"guests can read what is not theirs: {', '.join(found)}",
+        f"the kernel says Vulnerable of what guests could use: {', '.join(found)}",
         tuple(host.evidence(f"{FOLDER}/{name}") for name in found),
         SAFER,
         fix,
@@ -212,6 +214,8 @@ def exit_barriers(host: Host, profile: Profile) -> Found:
         return None
     chosen = "ibpb" in host.cmdline.get("spec_rstack_overflow", ())
     path = f"{FOLDER}/spec_rstack_overflow"
+    if not text.startswith("Mitigation"):
+        return None  # vulnerable tells, or there is nothing to tell
     if text != "Mitigation: IBPB" or not chosen:
         return fine(host, "exit-barriers", f"against SRSO the kernel does: {text}", path)
     fix, undo = boot("spec_rstack_overflow=ibpb", remove=True, why="so that the kernel takes Safe RET")

@@ -65,9 +65,11 @@ def page_sizes(host: Host, profile: Profile) -> Found:
     if small is None or two is None:
         return None
     large = two * HUGE + (one or 0) * HUGE * HUGE
+    if not small + large:
+        return None
     seen = _counted(host, "pages_4k", "pages_2m", "pages_1g")
     if small < ENOUGH_PAGES or small <= large:
-        share = small / (small + large) if small + large else 0
+        share = small / (small + large)
         return Finding("page-sizes", OK, f"{share:.0%} of mapped guest memory is in 4 KiB pages", seen)
     gibibytes = small / ENOUGH_PAGES
     fewer = small - small // HUGE

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from worldswitch.host.checks import gains
 from worldswitch.host.checks.changes import Pair, another_kernel, parameter, sysctl
@@ -31,8 +31,10 @@ from worldswitch.host.finding import (
     check,
     unknown_gain,
 )
-from worldswitch.kvm.facts import Kernel
 from worldswitch.kvm.vmcreate import Cgroup, CreateVm, create_vm, grace_period
+
+if TYPE_CHECKING:
+    from worldswitch.kvm.facts import Kernel
 
 THREADS_PER_VM, VMS_PER_CPU = 4, 100
 """A microVM's own: VMM, vCPU, API, recovery; and how many VMs a FaaS host starts for each CPU, by that thread."""
