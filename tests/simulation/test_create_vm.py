@@ -1,4 +1,4 @@
-"""Bursts of new VMs. Expected: what real kernels did in the lab (recorded/lab.json; costs from four of its fifteen runs),
+"""Bursts of new VMs. Expected: what real kernels did in the lab (recorded/lab.json; costs from four of fifteen runs),
 what Linux 6.18 did here (recorded/moves.json), and what follows from locks that queue."""
 
 from __future__ import annotations
