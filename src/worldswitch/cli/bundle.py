@@ -71,8 +71,9 @@ def kit(images: Iterable[Image]) -> bytes:
         }
         for number, (name, image) in enumerate(sorted(programs_.items()))
     }  # fmt: skip
+    root = Path(__file__).resolve().parents[1]
     return archive.pack(
-        archive.modules(Path(__file__).resolve().parents[1]),
+        {**archive.modules(root), **archive.documents(root)},
         {name: image.to_bytes() for name, image in programs_.items()},
         {"version": __version__, "programs": index},
     )

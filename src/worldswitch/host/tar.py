@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterator, Mapping
+from importlib import import_module
 from typing import Any, BinaryIO, NamedTuple
 
 BLOCK = 512
@@ -50,7 +51,8 @@ class _Stream:
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
         self._buffer = bytearray()
-        self._total = 0
+        self._total = self._taken = 0
+        self._ended = False
         head = file.read(6)
         self._waiting = head
         self._kind = "gzip" if head.startswith(b"\x1f\x8b") else "xz" if head == b"\xfd7zXZ\0" else ""
@@ -77,38 +79,50 @@ class _Stream:
         return size - left
 
     def _next(self) -> bytes:
-        while True:
-            data = self._waiting or self._file.read(_PIECE)
-            self._waiting = b""
-            if not self._kind:
-                return data
+        """The next piece of the archive; empty at its end."""
+        if not self._kind:
+            return self._input()
+        while not self._ended:
             try:
-                piece = self._decompress(data)
+                piece = self._decompressed()
             except Exception as error:
                 if isinstance(error, (zlib.error, EOFError, MemoryError)) or type(error).__name__ == "LZMAError":
                     raise Damaged(f"the {self._kind} data is damaged or wants too much memory") from None
                 raise
-            if piece or not (data or self._waiting):
+            if piece:
                 return piece
+        return b""
 
-    def _decompress(self, data: bytes) -> bytes:
-        if self._inflate.eof:
-            # Another member may follow; what is padding ends the archive.
-            data = self._inflate.unused_data + data
-            if not data.startswith((b"\x1f\x8b", b"\xfd7zXZ\0")):
-                return b""
-            self._inflate = self._decompressor()
+    def _decompressed(self) -> bytes:
+        """One step: perhaps nothing, though more is to come."""
+        inflate = self._inflate
+        if inflate.eof:
+            # Another stream may follow; what is padding ends the archive.
+            rest = inflate.unused_data + self._input()
+            self._ended = not rest.startswith((b"\x1f\x8b", b"\xfd7zXZ\0"))
+            self._inflate, self._waiting = self._decompressor(), rest
+            return b""
         if self._kind == "xz":
-            return bytes(self._inflate.decompress(data, _PIECE))
-        piece = self._inflate.decompress(self._inflate.unconsumed_tail + data, _PIECE)
-        return bytes(piece)
+            data = self._input() if inflate.needs_input else b""
+            self._ended = inflate.needs_input and not data
+        else:
+            data = inflate.unconsumed_tail or self._input()
+            self._ended = not data
+        return bytes(inflate.decompress(data, _PIECE))
+
+    def _input(self) -> bytes:
+        data, self._waiting = self._waiting or self._file.read(_PIECE), b""
+        self._taken += len(data)
+        if self._taken > MOST_UNPACKED:
+            raise Damaged(f"more than {MOST_UNPACKED >> 20} MiB; the rest was not read")
+        return data
 
     def _decompressor(self) -> Any:
         if self._kind == "gzip":
             return zlib.decompressobj(31)
         if self._kind == "xz":
             try:
-                import lzma
+                lzma = import_module("lzma")  # which a python3 may lack
             except ImportError:
                 raise Damaged("xz, which this python3 was built without; decompress it (xz -d)") from None
             return lzma.LZMADecompressor(format=lzma.FORMAT_XZ, memlimit=128 << 20)

@@ -4,9 +4,9 @@
 """
 
 STANDARD_LIBRARY = (
-    "argparse", "collections", "contextlib", "ctypes", "dataclasses", "difflib", "errno", "fcntl", "functools",
-    "gc", "gzip", "importlib", "json", "math", "mmap", "os", "pathlib", "pkgutil", "platform", "re", "resource",
-    "select", "shlex", "shutil", "signal", "stat", "struct", "subprocess", "sys", "threading", "time", "types",
-    "typing", "warnings", "zlib",
+    "argparse", "collections", "contextlib", "ctypes", "dataclasses", "difflib", "enum", "errno", "fcntl",
+    "functools", "gc", "gzip", "importlib", "json", "math", "mmap", "os", "pathlib", "pkgutil", "platform", "re",
+    "resource", "select", "shlex", "shutil", "signal", "stat", "struct", "subprocess", "sys", "textwrap",
+    "threading", "time", "types", "typing", "warnings", "zlib",
 )  # fmt: skip
 """All the kit imports of the standard library, beside what these import themselves; a trimmed one must have it."""

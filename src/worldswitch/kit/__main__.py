@@ -74,9 +74,23 @@ def _parser() -> argparse.ArgumentParser:
     record.add_argument("-a", "--all-cpus", action="store_true", help="every VM of this host while CMD runs")
     record.add_argument("--seconds", type=float, metavar="S", help="stop after this time")
     record.add_argument("--tool", choices=("perf", "tracefs"), help="what records")
+    _add_doctor(commands.add_parser("doctor", help="what in this host's settings costs KVM, and what to do"))
     counters = commands.add_parser("counters", help="KVM's statistics of the VMs of a process")
     counters.add_argument("pid", type=int, metavar="PID")
     return parser
+
+
+def _add_doctor(doctor: argparse.ArgumentParser) -> None:
+    from worldswitch.kit.doctor import LEVELS, PROFILES
+
+    doctor.add_argument("snapshots", nargs="*", metavar="SNAPSHOT.tar", help="judge the hosts of these")
+    doctor.add_argument("--root", metavar="DIR", help="judge the host whose root tree is in DIR")
+    doctor.add_argument("--snapshot", metavar="OUT.tar", help="write what is read, no secrets, and judge nothing")
+    doctor.add_argument("--profile", choices=PROFILES, default="default", help="what the host is for")
+    doctor.add_argument("--script", action="store_true", help="print a script that fixes, or undoes")
+    doctor.add_argument("--prometheus", action="store_true", help="print metrics for node_exporter")
+    doctor.add_argument("--fail-on", choices=LEVELS, help="status 1 if a finding is as bad or worse")
+    doctor.add_argument("--json", dest="as_json", action="store_true", help="print JSON with stable keys")
 
 
 class _number:
@@ -139,7 +153,14 @@ def _counters(asked: argparse.Namespace) -> int:
     return DONE
 
 
-_COMMANDS = {"run": _run, "programs": _programs, "record": _record, "counters": _counters}
+def _doctor(asked: argparse.Namespace) -> int:
+    from worldswitch.kit.doctor import Asked, Line, doctor
+
+    given = {name: getattr(asked, name) for name in Asked._fields if name != "snapshots"}
+    return doctor(Asked(tuple(asked.snapshots), **given), Line().say)
+
+
+_COMMANDS = {"doctor": _doctor, "run": _run, "programs": _programs, "record": _record, "counters": _counters}
 
 if __name__ == "__main__":
     sys.exit(main())

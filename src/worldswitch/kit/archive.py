@@ -16,6 +16,9 @@ INDEX = f"{PACKAGE}/kit/images.json"
 """Where the archive says what it holds: a document of ``version`` and ``programs``."""
 IMAGES = f"{PACKAGE}/kit/images/"
 
+DOCUMENTS = ("kvm/facts.toml",)
+"""What modules of the kit read through :mod:`worldswitch.shipped`, below the folder of the package."""
+
 _SHEBANG = b"#!/usr/bin/env python3\n"
 # Read by whatever python3 a host has: an older one must get as far as the sentence.
 _MAIN = f"""\
@@ -53,6 +56,22 @@ def modules(root: Path) -> dict[str, bytes]:
     return found
 
 
+def documents(root: Path) -> dict[str, bytes]:
+    """Path in the archive -> JSON, of every one of :data:`DOCUMENTS`.
+
+    Args:
+        root: The folder of the package.
+    """
+    import tomllib
+
+    found = {}
+    for name in DOCUMENTS:
+        text = (root / name).read_text(encoding="utf-8")
+        data = json.dumps(tomllib.loads(text), separators=(",", ":")).encode()
+        found[f"{PACKAGE}/{Path(name).with_suffix('.json').as_posix()}"] = data
+    return found
+
+
 def imports(tree: ast.AST) -> Iterator[str]:
     """Names the module imports (for ``from a import b`` both a and a.b), but not those only types need."""
     for node in ast.iter_child_nodes(tree):
@@ -71,7 +90,7 @@ def pack(sources: Mapping[str, bytes], images: Mapping[str, bytes], index: Mappi
     """The archive.
 
     Args:
-        sources: From :func:`modules`.
+        sources: From :func:`modules` and :func:`documents`.
         images: Program, as the command line spells it -> its image.
         index: What :data:`INDEX` says; ``programs`` maps each of *images* to the name of its file and what it is.
     """

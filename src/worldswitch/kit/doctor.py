@@ -1,4 +1,4 @@
-"""The doctor's command, for ``wsw`` and the kit alike: read, judge, print. It writes nothing but the OUT it is given."""
+"""The doctor's command, for ``wsw`` and the kit alike: read, judge, print. It writes nothing but OUT."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from importlib import import_module
 from typing import TYPE_CHECKING, NamedTuple
 
 from worldswitch.errors import MissingError, UnknownNameError, UsageError, WorldswitchError, printable
@@ -197,10 +198,10 @@ def _compressed(data: bytes, output: str) -> bytes:
         squeeze = zlib.compressobj(9, zlib.DEFLATED, 31)
         return squeeze.compress(data) + squeeze.flush()
     try:
-        import lzma
+        lzma = import_module("lzma")  # which a python3 may lack
     except ImportError:
         raise MissingError(f"{printable(output)}: this python3 was built without xz; name it .tar or .tar.gz") from None
-    return lzma.compress(data, preset=9)
+    return bytes(lzma.compress(data, preset=9))
 
 
 class Line:

@@ -17,7 +17,7 @@ from worldswitch.kvm.facts import Kernel, debian_names, kernel, parse_version
 ASK = "state the upstream kernel, as in --from 6.1.29"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Told:
     """The upstream version behind a version string.
 

@@ -12,11 +12,11 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
-from pkgutil import get_data
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from worldswitch.errors import UnknownNameError, UsageError, printable
+from worldswitch.shipped import shipped
 
 _VERSION = re.compile(r"v?(\d{1,4})\.(\d{1,4})(?:\.(\d{1,6}))?(?:[-~]rc(\d{1,3}))?(?![.\d\w])", re.ASCII)
 
@@ -38,7 +38,7 @@ class Version(NamedTuple):
         return f"{self.major}.{self.minor}" + (f"-rc{self.rc}" if self.rc else f".{self.patch}")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Fact:
     """One thing KVM does or does not do, and since when. The fields are those of ``facts.toml``."""
 
@@ -88,7 +88,7 @@ class Fact:
         return value, origin
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Kernel:
     """A kernel as a set of facts.
 
@@ -136,9 +136,7 @@ class _Known(NamedTuple):
 
 @cache
 def _known() -> _Known:
-    import tomllib
-
-    document = tomllib.loads((get_data(__package__, "facts.toml") or b"").decode("utf-8"))
+    document = shipped(__package__, "facts")
     facts = {name: Fact(id=name, **entry) for name, entry in document["facts"].items()}
     names = {module: frozenset(given) for module, given in document["parameters"].items()}
     return _Known(*(MappingProxyType(part) for part in (document["lines"], facts, document["debian"], names)))

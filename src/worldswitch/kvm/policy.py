@@ -54,15 +54,19 @@ FEATURES: Mapping[str, str] = {
 """CPUID features a guest may lack, and the CR4 bit each makes available."""
 
 
-class Vendor(enum.StrEnum):
+class Vendor(str, enum.Enum):  # noqa: UP042 - Python 3.9 has no StrEnum
     """Whose processor: decides between VMX and SVM."""
+
+    __str__ = str.__str__
 
     INTEL = "intel"
     AMD = "amd"
 
 
-class Mmu(enum.StrEnum):
+class Mmu(str, enum.Enum):  # noqa: UP042 - Python 3.9 has no StrEnum
     """How guest memory is mapped: two-dimensional paging by the TDP or the legacy MMU, or shadow paging."""
+
+    __str__ = str.__str__
 
     TDP = "tdp"
     LEGACY = "legacy"
@@ -77,7 +81,7 @@ class Row(NamedTuple):
     why: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Policy:
     """A host as the rules see it.
 
@@ -186,7 +190,7 @@ class Policy:
         return rows
 
 
-@dataclass(slots=True)
+@dataclass
 class _Settings:
     """Settings by full name, while a policy is being made."""
 
