@@ -134,7 +134,7 @@ class Guest:
         if self.faults >= layout.MAX_FAULTS:
             return 1 << 62
         end = (_log_page(self.faults - 1) + 1) * PAGE - layout.FAULT_LOG
-        return max(0, min(-(-end // layout.FAULT.size), layout.MAX_FAULTS) - self.faults)
+        return max(0, min(end // layout.FAULT.size, layout.MAX_FAULTS) - self.faults)
 
     def repeat_faults(self, faults: int, retries: int, times: int) -> None:
         """Count the last *faults* exceptions and *retries* again, *times* times."""
@@ -257,12 +257,16 @@ class Guest:
         self._interrupt(fault.vector)
         number = self.faults
         self.faults += 1
-        self._touch_area(layout.FAULTS)
+        self.m.translate(self._area(layout.FAULTS), _READ, False)
         if number < layout.MAX_FAULTS:
             address = fault.cr2 if fault.vector == _PF else 0
             rip = rip_of(self.image, self.window, step.operation, step.path, user, address)
             self.log.append(Fault(step.path, fault.vector, fault.code, fault.cr2, rip))
-            self._touch_area(layout.FAULT_LOG + layout.FAULT.size * number)
+            entry = layout.FAULT_LOG + layout.FAULT.size * number
+            self._touch_area(entry)
+            if _log_page(number) != entry // PAGE:
+                self._touch_area(_log_page(number) * PAGE)
+        self._touch_area(layout.FAULTS)
         handler, fix = self._handlers.get(fault.vector, (None, ()))
         if handler is None or self._in_fix or (handler.retry and retried):
             self._pop()
@@ -446,10 +450,11 @@ class Guest:
 
     def _halt(self, last: bool = False) -> None:
         self._always("hlt")
+        self.m.skip_instruction(enter=False)
         self.m.stats["halt_exits"] += 1
         self.m.to_userspace("HLT")
         if not last:
-            self.m.skip_instruction()
+            self.m.enter()
 
     def debug_register(self, step: Step, _: bool) -> None:
         """MOV to and from debug registers."""
@@ -482,5 +487,5 @@ _DO: dict[type[ops.Operation], Callable[[Guest, Step, bool], None]] = {
 
 
 def _log_page(number: int) -> int:
-    """The page of the result area that the entry of a fault begins on."""
-    return (layout.FAULT_LOG + layout.FAULT.size * number) // PAGE
+    """The page of the result area that the entry of a fault ends on."""
+    return (layout.FAULT_LOG + layout.FAULT.size * (number + 1) - 1) // PAGE

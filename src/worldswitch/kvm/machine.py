@@ -289,11 +289,12 @@ class Machine(Switch):
         self.stats["insn_emulation"] += 1
         self.event("kvm_emulate_insn", {"rip": self.rip, "csbase": 0, "flags": 9, "failed": False})
 
-    def skip_instruction(self) -> None:
-        """KVM goes on behind the instruction that exited."""
+    def skip_instruction(self, enter: bool = True) -> None:
+        """KVM goes on behind the instruction that exited, and to the guest again unless userspace comes first."""
         if self.policy.vendor is Vendor.AMD and not self.host.next_rip:
             self.emulated_instruction()
-        self.enter()
+        if enter:
+            self.enter()
 
     def inject(self, vector: int, code: int) -> None:
         """Enter the guest with an exception."""
