@@ -86,6 +86,16 @@ _KERNELS = ["5.4.69", "5.10.177", "5.10.223", "5.15.106", "6.1.20", "6.1.190", "
             "5.14.0-362.el9.x86_64", "junk"]  # fmt: skip
 
 
+_MORE = [
+    "/proc/irq/default_smp_affinity", "/sys/devices/system/cpu/isolated", "/sys/devices/system/cpu/nohz_full",
+    "/sys/devices/system/cpu/cpu0/cpuidle/state3/latency", "/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor",
+    "/sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages",
+    "/sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages",
+    "/sys/module/haltpoll/parameters/guest_halt_poll_ns", "/sys/class/dmi/id/product_name", "/sys/kernel/realtime",
+    f"{VULNERABILITIES}/l1tf", "/sys/kernel/debug/kvm/halt_poll_fail_ns", "/sys/kernel/debug/kvm/halt_poll_success_ns",
+]  # fmt: skip
+
+
 @st.composite
 def hosts(draw):
     """Files of an Intel or AMD host with anything odd about it."""
@@ -121,6 +131,17 @@ WEAKENING = re.compile(
     r"(spectre_v2|l1tf|mds|retbleed|vmscape|tsa|spec_rstack_overflow|spec_store_bypass_disable)=off|ksm/run=1|"
     r"smt/control=on|nested=1|force_emulation_prefix=1|ignore_msrs=1|min_timer_period_us=(1?\d?\d)\b|0666"
 )
+
+
+@given(
+    files=hosts(),
+    odd=st.lists(
+        st.tuples(st.sampled_from(sorted({*machine(), *machine("amd"), *_MORE})), st.text(max_size=60)), max_size=6
+    ),
+    profile=st.sampled_from(Profile),
+)
+def test_no_text_of_any_file_stops_a_check(files, odd, profile):
+    assert list(_all(made(changed(files, *odd)), profile))
 
 
 GIVEN_UP = re.compile(r"mitigations=off|vmentry_l1d_flush=never|no(spectre|pti)|nx_huge_pages=(off|N|0)")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from worldswitch.host.checks import gains
 from worldswitch.host.checks.changes import Pair, by_hand, no_unit, unit
 from worldswitch.host.checks.terms import INFO, NOTICE, OK, UNKNOWN, WARNING, by, fine, kernel_evidence, kvm_works
@@ -51,7 +53,8 @@ def favordynmods(host: Host, profile: Profile) -> Found:
     seen = (*kernel_evidence(host), Evidence(host.mounts_path, _mount_line(host)))
     helps_kvm = create_vm(here).waits_for_rcu and not (may_never(host) and profile is not Profile.HARDENED)
     gain = creation_gain(host, create_vm(here)) if helps_kvm else move_gain()
-    if v2 is None:
+    # A path of a snapshot is not trusted to be one that a service may name.
+    if v2 is None or not re.fullmatch(r"/[\w./-]*", v2.path, re.ASCII):
         text = "Mount a v2 hierarchy with favordynmods (or build with CONFIG_CGROUP_FAVOR_DYNMODS)."
         fix, undo = by_hand(text, "Boot without it.")
     else:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from worldswitch.host.checks.changes import Pair, another_kernel, by_hand
 from worldswitch.host.checks.terms import INFO, NOTICE, OK, WARNING, by, fine, integer, kvm_works, unreadable
 from worldswitch.host.facts import Host
@@ -97,7 +99,7 @@ def isolated_cpus(host: Host, profile: Profile) -> Found:
     if profile is not Profile.REALTIME:
         return None
     isolated, full = host.cpus("isolated"), host.cpus("nohz_full")
-    if isolated is None:
+    if isolated is None or not re.fullmatch(r"[0-9,-]*", isolated):
         return unreadable(host, "isolated-cpus", f"{CPUS}/isolated", "which CPUs are isolated")
     seen = (host.evidence(f"{CPUS}/isolated", isolated or "none"), host.evidence(f"{CPUS}/nohz_full", full or "none"))
     if not isolated:
@@ -151,9 +153,10 @@ def irq_affinity(host: Host, profile: Profile) -> Found:
     isolated = _cpu_set(host.cpus("isolated") or "")
     path = "/proc/irq/default_smp_affinity"
     text = host.text(path)
-    if profile is not Profile.REALTIME or not isolated or text is None:
+    if profile is not Profile.REALTIME or not isolated or not re.fullmatch(r"[0-9a-fA-F,]{1,4096}", text or ""):
         return None
-    mask = int(text.replace(",", ""), 16)
+    text = text or ""
+    mask = int(text.replace(",", "") or "0", 16)
     shared = sorted(cpu for cpu in isolated if mask >> cpu & 1)
     if not shared:
         return fine(host, "irq-affinity", "interrupts of devices keep away from isolated CPUs", path)
@@ -187,7 +190,7 @@ def cpu_governor(host: Host, profile: Profile) -> Found:
     """Deadlines and short-lived guests end before a frequency has risen."""
     path = f"{CPUS}/cpu0/cpufreq/scaling_governor"
     now = host.text(path)
-    if now is None:
+    if now is None or not re.fullmatch(r"[a-z_]{1,30}", now):
         return None
     if now == "performance":
         return fine(host, "cpu-governor", "frequencies do not follow the load (performance)", path)
