@@ -44,6 +44,7 @@ class When(enum.Enum):
 
     CREATE_VM = "KVM_CREATE_VM"
     FIRST_RUN = "the first KVM_RUN"
+    FIRST_SPLIT = "the first split page"  # in no kernel: proposed when never came
 
 
 class Cgroup(enum.Enum):
@@ -107,6 +108,8 @@ def recovery_thread(host: Host) -> RecoveryThread | None:
     if not host.has("nx-recovery-thread") or (host.nx_huge_pages == "never" and host.has("nx-never")):
         return None
     kind = Thread.VHOST_TASK if host.has("nx-recovery-vhost-task") else Thread.KTHREAD
+    if host.has("nx-recovery-when-needed"):
+        return RecoveryThread(kind, When.FIRST_SPLIT)
     return RecoveryThread(kind, When.FIRST_RUN if host.has("nx-recovery-lazy") else When.CREATE_VM)
 
 
