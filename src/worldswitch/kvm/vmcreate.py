@@ -156,12 +156,12 @@ def procs_lock(host: Host) -> Lock:
 @rule(
     id="cgroup-fork-slow-path",
     sentence="With favordynmods, and on kernels before it, every fork, exec and exit takes the slow path of "
-    "cgroup_threadgroup_rwsem: it writes to memory that all CPUs share.",
+    "cgroup_threadgroup_rwsem: memory barriers, and a look for writers.",
     depends=("cgroup-favordynmods",),
     tested="tests/kvm/test_vmcreate.py::test_forks_pay_for_writers_that_do_not_wait",
 )
 def forks_pay(host: Host) -> bool:
-    """Whether readers of the lock are off their fast path for good (percpu_down_read, rcu_sync_is_idle)."""
+    """Whether readers of the lock are off their fast path for good (percpu_down_read, percpu_up_read: 6.1.192)."""
     return not attach_waits(host)
 
 
