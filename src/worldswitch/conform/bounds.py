@@ -67,8 +67,8 @@ def sentences() -> Iterator[str]:
         "rights is not. Global pages appear with one space only."
     )
     yield (
-        "Accesses at CPL 3 are aligned, because QEMU raises no #AC. Debug registers hold addresses and no enabled "
-        "breakpoint. No time stamp is read, no interrupt comes."
+        "Accesses at CPL 3 are aligned and addresses in MSRs canonical, because QEMU raises no #AC and no #GP for them. "
+        "Debug registers hold addresses and no enabled breakpoint. No time stamp is read, no interrupt comes."
     )
     yield (
         "An exception is fixed by a handler and tried again at most once, and never within a handler, so every program "

@@ -285,11 +285,11 @@ def efer(scene: Scene) -> Ops:
 
 
 def msr(scene: Scene) -> Ops:
-    """A register read or written, also one that is not there and a value it cannot have."""
+    """A register read or written, also one that is not there."""
     number = 0xDEAD if scene.chance(0.1) else MSRS[scene.random.choice(_MSRS)]
     if number == 0xDEAD and scene.chance(0.5):
         return [ops.ReadMsr(number)]
-    value = scene.random.choice((0, 0x1000, 0x7FFF_FFFF_F000, 0xFFFF_8000_0000_0000, 1 << 47))
+    value = scene.random.choice((0, 0x1000, 0x7FFF_FFFF_F000, 0xFFFF_8000_0000_0000))
     write: Ops = [ops.WriteMsr(number, value)]
     return [*write, ops.ReadMsr(number, keep=scene.keep())] if scene.chance(0.5) else write
 

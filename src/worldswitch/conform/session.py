@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from worldswitch.conform.batch import MOST, Ran, Rig
 from worldswitch.conform.generate import USED, program
-from worldswitch.conform.named import named
+from worldswitch.conform.named import explained
 from worldswitch.conform.seen import Difference, Seen, differences, not_compared, of_model, statistics_differences
 from worldswitch.conform.shrink import shrink
 from worldswitch.errors import MissingError, WorldswitchError
@@ -222,9 +222,9 @@ class _Bench:
                 self._equal(item, Ran((clean,)))
                 continue
             found.ran += 1
-            every = min((item.differences(one) for one in runs), key=len)
-            by = self._name(item.program, every)
-            found.unequal.append(Unequal(item.name, item.program, every, by=by))
+            least = min(runs, key=lambda one: len(item.differences(one)))
+            by = self._name(item, least)
+            found.unequal.append(Unequal(item.name, item.program, item.differences(least), by=by))
         self.say(
             f"{found.kernel} {found.cpu} {found.mmu}: {found.ran:,} of {total:,} run, {found.equal:,} equal, "
             f"{len(found.unexplained)} unexplained"
@@ -248,9 +248,10 @@ class _Bench:
                 name = one.what.partition(" ")[2]
                 self.found.statistics[name] = self.found.statistics.get(name, 0) + 1
 
-    def _name(self, one: Program, found: Sequence[Difference]) -> str:
+    def _name(self, item: _Item, real: Seen) -> str:
+        """Ids of the named differences that are all that differs."""
         place = (self.found.kernel, self.found.cpu, self.found.mmu)
-        return next((each.id for each in named() if each.explains(one, found, *place)), "")
+        return explained(item.program, item.expected, real, item.ignored, place)
 
     def _minimize(self, most: int) -> None:
         """Shrink the first differences that have no name."""
@@ -266,7 +267,7 @@ class _Bench:
         return [bool(found) for found in self._differences(programs)]
 
     def _differences(self, programs: Sequence[Program]) -> list[tuple[Difference, ...]]:
-        """What still differs in each; nothing where model or machine give no answer."""
+        """What still differs in each and has no name; nothing where model or machine give no answer."""
         items: list[_Item | None] = []
         for one in programs:
             try:
@@ -275,8 +276,8 @@ class _Bench:
                 items.append(None)
         known = [item for item in items if item is not None]
         answers = iter(list(self.rig.run([item.image for item in known])))
-        found: list[tuple[Difference, ...]] = []
-        for item in items:
-            ran = next(answers) if item is not None else Ran(error="-")
-            found.append(item.differences(ran.runs[0]) if item is not None and ran.runs else ())
-        return found
+        return [self._unnamed(item, next(answers)) if item is not None else () for item in items]
+
+    def _unnamed(self, item: _Item, ran: Ran) -> tuple[Difference, ...]:
+        found = item.differences(ran.runs[0]) if ran.runs else ()
+        return () if found and self._name(item, ran.runs[0]) else found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
@@ -13,7 +14,7 @@ from worldswitch.guest.program import Program, Vcpu
 
 Test = Callable[[Sequence[Program]], Sequence[bool]]
 """Which of some programs still show the difference."""
-ROUNDS = 16
+ROUNDS, SECONDS = 24, 150.0
 AT_ONCE = 30
 """Candidates of one program in one round."""
 BLOCKS = ("body", "end", "setup")
@@ -59,11 +60,15 @@ def size(program: Program) -> int:
 
 
 def shrink(programs: Sequence[Program], test: Test, say: Callable[[str], None]) -> list[Program]:
-    """Each of *programs* as small as it gets within :data:`ROUNDS` rounds, in which all are tried together."""
+    """Each of *programs* as small as it gets within :data:`ROUNDS` rounds, in which all are tried together.
+
+    No round begins after :data:`SECONDS`.
+    """
     cases = [_Case(program) for program in programs]
+    until = time.monotonic() + SECONDS
     for number in range(ROUNDS):
         active = [case for case in cases if not case.done]
-        if not active:
+        if not active or time.monotonic() > until:
             break
         tried = [list(_candidates(case)) for case in active]
         flat = [one.program for some in tried for one in some]

@@ -1,0 +1,43 @@
+"""The list of named differences: short, whole, and each with a program that could show it."""
+
+from __future__ import annotations
+
+import pytest
+
+from worldswitch.cli.conditions import CPUS, MMUS
+from worldswitch.conform.named import MOST, UNDONE, Named, named
+from worldswitch.conform.session import host_of
+from worldswitch.guest.operations import OPERATIONS
+from worldswitch.guest.paths import places
+from worldswitch.guest.toml import loads
+from worldswitch.kvm.policy import Policy
+from worldswitch.kvm.rules import find
+from worldswitch.kvm.vcpu import run
+
+
+def test_there_are_at_most_five() -> None:
+    ids = [one.id for one in named()]
+    assert len(ids) <= MOST == 5
+    assert len(set(ids)) == len(ids)
+
+
+@pytest.mark.parametrize("one", named(), ids=lambda one: one.id)
+def test_each_is_whole(one: Named) -> None:
+    assert find(one.rule).id == one.rule
+    assert len(one.reason.split()) > 10
+    assert set(one.cpus) <= set(CPUS)
+    assert one.cpus
+    assert set(one.mmus) <= set(MMUS)
+    assert one.mmus
+    assert set(one.operations) <= OPERATIONS.keys()
+    assert bool(one.undone) != bool(one.kinds)
+    assert not one.undone or one.undone in UNDONE
+
+
+@pytest.mark.parametrize("one", named(), ids=lambda one: one.id)
+def test_each_has_a_minimal_program_that_the_model_runs(one: Named) -> None:
+    program = loads(one.program)
+    assert sum(1 for _ in places(program)) <= 8
+    assert set(one.operations) <= {place.operation.word for place in places(program)}
+    kernel = one.kernels[0] if one.kernels else "6.12"
+    run(program, Policy.of(kernel, one.cpus[0], one.mmus[0], []), host=host_of(one.cpus[0]))
