@@ -61,6 +61,8 @@ PRESENCE = {
     "cr4-la57-owned": "nnnnn",
     "cr4-tsd-owned": "yyyyy",
     "svm-pge-extra-flush": "yyynn",
+    "cgroup-cpuset-rwsem": "nnnnn",
+    "virt-at-load": "nnyyy",
 }
 
 

@@ -40,7 +40,7 @@ class Conditions:
         smp: CPUs of the machine that has KVM; 0 is its default.
         jobs: Places at once; 0 is the machine's default.
         trace: File for a recording.
-        costs: File of costs, to turn counts into times.
+        costs: File of costs, to turn counts into times, or the name of a set that ships.
     """
 
     kernels: tuple[str, ...] = ()
@@ -85,7 +85,7 @@ _OPTIONS = (
     click.option("--build", metavar="NAME,...", help="lab: KVM as wsw lab build made it; stock is the kernel's own."),
     click.option("--kernel-image", metavar="FILE", type=click.Path(path_type=Path), help="lab: a bzImage."),
     click.option("--modules", metavar="DIR", type=click.Path(path_type=Path), help="lab: its modules."),
-    click.option("--costs", metavar="FILE", type=click.Path(path_type=Path), help="model: costs, to tell times."),
+    click.option("--costs", metavar="FILE|SET", type=click.Path(path_type=Path), help="model: costs, to tell times."),
     click.option("--smp", type=click.IntRange(1, 64), help="lab: CPUs of each machine.  [default: 1]"),
     click.option("-j", "--jobs", type=click.IntRange(1, 256), help="lab: machines at once.  [default: 2]"),
 )
