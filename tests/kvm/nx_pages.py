@@ -1,10 +1,12 @@
 """Runs in a guest of the lab: a VM of its own reads and executes huge pages; prints KVM's statistics after each step.
 
-First the steps of the selftest nx_huge_pages_test with ratio 1, then 16 executed pages and the passes of a recovery
-with ratio 2. Printed: {"selftest": [[pages_2m, splits], ...], "recovery": [splits after each change]}.
+First errors of opting out, then the steps of the selftest nx_huge_pages_test with ratio 1 in a VM that did and in one
+that did not, then 16 executed pages and the passes of a recovery with ratio 2. Printed: {"opt_out": [error, ...],
+"opted_out": [[pages_2m, splits], ...], "selftest": the same, "recovery": [splits after each change]}.
 """
 
 import ctypes
+import errno
 import json
 import mmap
 import os
@@ -18,6 +20,8 @@ HUGE = 2 << 20
 BASE = 16 * HUGE
 CREATE_VM, CREATE_VCPU, RUN, VCPU_MMAP_SIZE = 0xAE01, 0xAE41, 0xAE80, 0xAE04
 SET_MEMORY, SET_REGS, GET_SREGS, SET_SREGS = 0x4020AE46, 0x4090AE82, 0x8138AE83, 0x4138AE84
+ENABLE_CAP, DISABLE_NX_HUGE_PAGES, CAP_SYS_BOOT = 0x4068AEA3, 220, 22
+CAPGET, CAPSET = 125, 126
 PAGES = 20
 
 
@@ -39,9 +43,11 @@ def splits():
 class Machine:
     """A VM with PAGES huge pages of HLT instructions at BASE, and a small page with a load at 0."""
 
-    def __init__(self):
+    def __init__(self, opted_out=False):
         device = os.open("/dev/kvm", os.O_RDWR)
         self.vm = ioctl(device, CREATE_VM, 0)
+        if opted_out:
+            assert opt_out(self.vm) == ""
         self.memory = mmap.mmap(-1, (PAGES + 1) * HUGE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         address = ctypes.addressof(ctypes.c_char.from_buffer(self.memory))
         skip = -address % HUGE
@@ -77,6 +83,42 @@ class Machine:
 
     def call(self, page):
         self.run(BASE + page * HUGE)
+
+
+def opt_out(vm, flags=0, cap_sys_boot=True, argument=0):
+    """Name of the error of KVM_ENABLE_CAP, empty if there was none."""
+    header, data = ctypes.create_string_buffer(struct.pack("Ii", 0x20080522, 0), 8), (ctypes.c_uint32 * 6)()
+    call = ctypes.CDLL(None, use_errno=True).syscall
+    assert call(CAPGET, header, data) == 0
+    had = data[0]
+    data[0] = had if cap_sys_boot else had & ~(1 << CAP_SYS_BOOT)
+    assert call(CAPSET, header, data) == 0
+    try:
+        ioctl(vm, ENABLE_CAP, struct.pack("IIQ", DISABLE_NX_HUGE_PAGES, flags, argument) + bytes(88))
+    except OSError as error:
+        return errno.errorcode[error.errno]
+    finally:
+        data[0] = had
+        assert call(CAPSET, header, data) == 0
+    return ""
+
+
+def opt_out_errors():
+    """Flags without the capability; an argument and a vCPU without it; it missing, an argument, a vCPU; none of it."""
+    device = os.open("/dev/kvm", os.O_RDWR)
+    bare, full = ioctl(device, CREATE_VM, 0), ioctl(device, CREATE_VM, 0)
+    vcpu = ioctl(full, CREATE_VCPU, 0)
+    results = [
+        opt_out(bare, flags=1, cap_sys_boot=False),
+        opt_out(full, cap_sys_boot=False, argument=1),
+        opt_out(bare, cap_sys_boot=False),
+        opt_out(bare, argument=1),
+        opt_out(full),
+        opt_out(bare),
+    ]
+    for file in (vcpu, full, bare, device):
+        os.close(file)
+    return results
 
 
 def selftest(machine):
@@ -115,5 +157,11 @@ if (PARAMETERS / "nx_huge_pages_recovery_period_ms").exists():
 else:
     WAIT_S = 62
 before_pages = statistic("pages_2m", "largepages")
+out = {"opt_out": opt_out_errors()}
+if out["opt_out"][-1] == "":
+    vm = Machine(opted_out=True)
+    out["opted_out"] = selftest(vm)
+    # With its memory go its mappings, which count for all VMs.
+    del vm
 vm = Machine()
-print(json.dumps({"selftest": selftest(vm), "recovery": recovery(vm)}))
+print(json.dumps(out | {"selftest": selftest(vm), "recovery": recovery(vm)}))

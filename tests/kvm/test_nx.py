@@ -17,8 +17,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from worldswitch.errors import UnknownNameError
-from worldswitch.kvm import nx
+from worldswitch.kvm import nx, vmcreate
 from worldswitch.kvm.facts import kernel
+from worldswitch.kvm.policy import Policy
 
 HERE = Path(__file__).parent
 LAB = tomllib.loads((HERE / "nx_lab.toml").read_text(encoding="utf-8"))
@@ -168,6 +169,14 @@ def test_the_vulnerability_file(host: nx.NxHost, mitigation: bool, in_use: bool,
     assert nx.vulnerability(host, mitigation, in_use) == text
 
 
+def test_files_of_an_affected_processor_read_as_they_did_in_the_lab() -> None:
+    state = nx.load(NEWEST, AFFECTED).state
+    for entry in LAB["affected"]:
+        state = nx.write(NEWEST, AFFECTED, state, nx.SWITCH, entry["text"].encode()).state
+        read = nx.read(NEWEST, state, nx.SWITCH), nx.vulnerability(AFFECTED, state.mitigation)
+        assert read == (entry["reads"], entry["itlb_multihit"])
+
+
 def test_never_reads_vulnerable_on_an_affected_processor() -> None:
     state = after(NEWEST, AFFECTED, b"never")
     assert nx.vulnerability(AFFECTED, state.mitigation) == "KVM: Vulnerable"
@@ -295,6 +304,12 @@ def test_never_by_default_on_unaffected_hosts_is_an_alternative_no_kernel_has() 
     assert not nx.load(alternative, AFFECTED).state.never
     assert not nx.load(NEWEST, UNAFFECTED).state.never
     assert not nx.load(alternative, UNAFFECTED, {nx.SWITCH: b"auto"}).state.never
+
+
+def test_a_thread_made_when_needed_is_an_alternative_no_kernel_has() -> None:
+    """With it KVM_CREATE_VM waits for nothing even where the thread is a kthread."""
+    assert vmcreate.create_vm(Policy.of("6.1")).waits_for_thread
+    assert not vmcreate.create_vm(Policy.of("6.1+nx-recovery-when-needed")).waits_for_thread
 
 
 def test_an_unknown_parameter_names_the_nearest() -> None:

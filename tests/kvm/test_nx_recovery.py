@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from worldswitch.kvm import nx
 from worldswitch.kvm.backing import Backing, Slot
 from worldswitch.kvm.facts import kernel
 from worldswitch.kvm.host import Host
@@ -128,8 +129,10 @@ STEPS = ((1, False), (2, False), (1, True), (3, True), (1, False), (0, False), (
 class Vm:
     """Three huge pages as the model maps them, and their recovery."""
 
-    def __init__(self, version: str, mmu: str) -> None:
-        self.policy = Policy.of(version, mmu=mmu, settings={"nx_huge_pages": "force"})
+    def __init__(self, version: str, mmu: str, opted_out: bool = False) -> None:
+        # For its own pages a VM that opted out is as if the mitigation were off.
+        on = nx.splits(nx.Parameters(True), opted_out)
+        self.policy = Policy.of(version, mmu=mmu, settings={"nx_huge_pages": "force" if on else "off"})
         self.tdp = Tdp(self.policy, Host(), Backing([Slot(FIRST, FIRST + 20 * 512, True)], ()))
         self.tdp.load(())
         self.waiting = Queue()
@@ -187,6 +190,21 @@ def test_pages_split_and_recover_as_in_the_lab(real: dict[str, Any]) -> None:
     vm = Vm(real["kernel"], "tdp")
     assert vm.selftest() == real["selftest"]
     assert vm.recovery() == real["recovery"]
+    assert Vm(real["kernel"], "tdp", opted_out=True).selftest() == real["opted_out"]
+
+
+@pytest.mark.parametrize("real", LAB["pages"], ids=lambda real: real["kernel"])
+def test_opting_out_fails_as_in_the_lab(real: dict[str, Any]) -> None:
+    has = kernel(real["kernel"]).has
+    errors = [
+        nx.opt_out(has, flags=1, cap_sys_boot=False),
+        nx.opt_out(has, cap_sys_boot=False, argument=1, vcpus=1),
+        nx.opt_out(has, cap_sys_boot=False),
+        nx.opt_out(has, argument=1),
+        nx.opt_out(has, vcpus=1),
+        nx.opt_out(has),
+    ]
+    assert errors == real["opt_out"]
 
 
 @pytest.mark.needs("lab-amd")
@@ -208,7 +226,7 @@ def test_the_labs_pages_are_what_was_recorded(real: dict[str, Any]) -> None:
     ]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout) == {"selftest": real["selftest"], "recovery": real["recovery"]}
+    assert json.loads(done.stdout) == {name: value for name, value in real.items() if name != "kernel"}
 
 
 SPLITS = st.lists(
