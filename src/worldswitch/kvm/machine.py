@@ -10,10 +10,12 @@ from __future__ import annotations
 from worldswitch.errors import UsageError
 from worldswitch.kvm.guest_walk import Walk, walk
 from worldswitch.kvm.intercepts import exception_exit, violation_exit
+from worldswitch.kvm.mmu_events import fault_begins, page_mapped
 from worldswitch.kvm.permissions import RSVD, P, W
-from worldswitch.kvm.policy import Vendor
+from worldswitch.kvm.policy import Mmu, Vendor
 from worldswitch.kvm.shadow import EMULATE, FIXED, INVALID
 from worldswitch.kvm.switch import Switch
+from worldswitch.kvm.tdp import Mapped
 from worldswitch.x86.access import page_fault
 from worldswitch.x86.control import PCID
 from worldswitch.x86.paging import (
@@ -175,11 +177,24 @@ class Machine(Switch):
         self.exit(violation_exit(self.policy), code, 0 if self.policy.vendor is Vendor.INTEL else gpa)
         self._page_fault_event(gpa, code)
         self.stats["pf_taken"] += 1
-        mapped = self.tdp.map(gfn, fetch)
+        mapped = self.tdp.map(gfn, fetch) if self.events is None else self._mapped(gfn, gpa, fetch, code)
         self.stats["pf_fixed"] += 1
         if mapped.flushed:
             self.flush_all()
         self.enter()
+
+    def _mapped(self, gfn: int, gpa: int, fetch: bool, code: int) -> Mapped:
+        """Map a frame, and say what KVM says of it."""
+        assert self.tdp is not None and self.events is not None
+        tree = self.tdp.tree
+        self.events += fault_begins(self.policy, gpa, code)
+        tables, small = set(tree.tables), set(tree.small)  # type: ignore[union-attr]
+        mapped = self.tdp.map(gfn, fetch)
+        tables, small = tree.tables - tables, tree.small - small - {gfn}  # type: ignore[union-attr]
+        besides = small if self.policy.mmu is Mmu.LEGACY else set()
+        executable = tree.allows(gfn, True)  # type: ignore[union-attr]
+        self.events += page_mapped(self.policy, self.host, self.now, gfn, mapped.level, executable, tables, besides)
+        return mapped
 
     def _violation_code(self, fetch: bool, table: bool) -> int:
         """Exit qualification, or EXITINFO1: what was done. The walk itself writes, for A and D."""

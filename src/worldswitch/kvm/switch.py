@@ -17,6 +17,7 @@ from worldswitch.kvm.effects import Effect
 from worldswitch.kvm.guest_walk import Walker
 from worldswitch.kvm.host import Host
 from worldswitch.kvm.intercepts import Reason
+from worldswitch.kvm.mmu_events import root_loaded
 from worldswitch.kvm.permissions import Permissions
 from worldswitch.kvm.policy import Policy
 from worldswitch.kvm.roles import permissions, shadow_root_role, tdp_root_role
@@ -232,6 +233,8 @@ class Switch:
         self.stats["root_loads"] += 1
         if self.tdp is not None:
             self.tdp.load(self._of_registers(tdp_root_role))
+            if self.events is not None and self.tdp.tree is not None:
+                self.events += root_loaded(self.policy, self.host, self.now, self.tdp.tree)
         else:
             assert self.shadow is not None
             self.shadow.load(self.cr3, self._of_registers(shadow_root_role))
