@@ -31,7 +31,7 @@ check: install
 # The second run takes the hot modules from their .py files, as on a machine without a C compiler.
 test: check
 	$(BIN)/python -m pytest -n auto
-	WSW_UNCOMPILED=1 $(BIN)/python -m pytest -n auto tests/trace tests/record
+	WSW_UNCOMPILED=1 $(BIN)/python -m pytest -n auto tests/trace tests/record tests/kvm tests/x86
 
 bench: install
 	$(BIN)/python benchmarks/bench.py

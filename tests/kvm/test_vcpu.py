@@ -132,28 +132,6 @@ def test_every_access_faults_as_the_manuals_say(kernel: str, cpu: str, mmu: str)
     assert len(judgement.verdicts) == (912 if mmu == "shadow" else 1980)
 
 
-SMALL = [name for name in library.names() if name != "access"]
-
-
-@pytest.mark.parametrize("name", SMALL)
-@pytest.mark.parametrize(
-    ("kernel", "cpu", "mmu"), [("5.10", "amd", "tdp"), ("6.12", "intel", "default"), ("6.1", "amd", "shadow")]
-)
-def test_recurring_passes_are_counted_as_if_executed(name: str, kernel: str, cpu: str, mmu: str) -> None:
-    program, policy = library.program(name), Policy.of(kernel, cpu, mmu)
-    if len(program.vcpus) > 1:
-        return
-    try:
-        short = run(program, policy, 1000)
-    except MissingError:
-        return
-    whole = run(program, policy, 1000, whole=True)
-    assert whole.executed == 1000
-    for part in ("exits_by_reason", "counters", "userspace_exits", "reports"):
-        assert getattr(short, part) == getattr(whole, part), part
-    assert short.executed < 600 or short.reports[0].faults  # faults must fill their log first
-
-
 def test_events_are_those_that_were_counted() -> None:
     for mmu in ("legacy", "tdp", "shadow"):
         for cpu in ("intel", "amd"):
