@@ -149,9 +149,13 @@ class Vm:
     def recover(self, ratio: int) -> None:
         done = recover(self.policy.has, self.waiting, ratio)
         self.waiting = done.queue
-        assert self.tdp.tree is not None
-        for split in done.zapped:
-            self.tdp.tree.zap(split.gfn >> 9)
+        tree = self.tdp.tree
+        assert tree is not None
+        for large in (split.gfn >> 9 for split in done.zapped):
+            # The parent's entry goes, and with it the table and all it maps.
+            tree.split.discard(large)
+            tree.tables.discard((1, large))
+            tree.small.difference_update(range(large << 9, large + 1 << 9))
 
     def selftest(self) -> list[list[int]]:
         """pages_2m and nx_lpage_splits before and after each step."""
