@@ -27,6 +27,8 @@ def text(plan: Plan, done: Sequence[Outcome], rows: Sequence[Mapping[str, Any]])
     for one in done:
         left = [f"{count} {why}" for why, count in one.left_out.items()]
         left += [f"{name}: {why}" for name, why in one.failed.items()]
+        if one.why and not one.ran:
+            left.append(one.why)
         if left:
             parts.append(wrapped(f"{one.kernel} {one.cpu} {one.mmu}, not run: {'; '.join(map(printable, left))}."))
     seconds = sum(one.seconds for one in done)

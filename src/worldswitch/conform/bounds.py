@@ -67,7 +67,7 @@ def sentences() -> Iterator[str]:
         "rights is not. Global pages appear with one space only."
     )
     yield (
-        "Accesses at CPL 3 are aligned and addresses in MSRs canonical, because QEMU raises no #AC and no #GP for them. "
+        "Accesses at CPL 3 are aligned and addresses in MSRs canonical, as QEMU raises no #AC and no #GP for them. "
         "Debug registers hold addresses and no enabled breakpoint. No time stamp is read, no interrupt comes."
     )
     yield (

@@ -97,7 +97,7 @@ def _cells(one: Mapping[str, Any]) -> list[str]:
     left = sum(one["left_out"].values()) + len(one["failed"])
     known = f"{one['statistics_equal']:,}/{one['statistics_run']:,}" if one["statistics_run"] else "–"
     numbers = [f"{one[name]:,}" for name in ("run", "equal", "named", "unexplained")]
-    not_run = one["why"] if one["why"] else f"{left:,}" if left else "0"
+    not_run = f"{left:,}" if not one["why"] else "all" if not one["run"] else one["why"]
     return [one["kernel"], one["cpu"], one["mmu"], *numbers, known, not_run]
 
 
