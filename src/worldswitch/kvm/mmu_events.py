@@ -31,12 +31,10 @@ _FETCH = 0x10
     sentence="The role of TDP tables, as kvm_mmu_get_page gives it: level, direct, all rights, WP and NX (of the guest "
     "where they have a part in it, else set), and whether accessed bits are missing; 7.2 has one right more.",
     depends=("tdp-root-role-constant", "mbec-gmet"),
-    source="union kvm_mmu_page_role and kvm_calc_tdp_mmu_root_page_role of 5.10, 6.1, 6.12 and 7.2; recorded in "
-    "tests/data/*-lab",
     tested="tests/kvm/test_mmu_events.py::test_events_are_those_of_the_recording",
 )
 def role_word(policy: Policy, host: Host, now: Registers, level: int) -> int:
-    """The role's 32 bits."""
+    """The role's 32 bits (union kvm_mmu_page_role; mmu.c, kvm_calc_tdp_mmu_root_page_role)."""
     wide = policy.has("mbec-gmet")
     access, nx = (0xF, 13) if wide else (0x7, 12)
     constant = policy.has("tdp-root-role-constant")
