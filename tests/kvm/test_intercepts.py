@@ -8,6 +8,7 @@ import pytest
 from worldswitch.kvm.intercepts import (
     cr_exit,
     dr_exit,
+    emulates_soft_interrupt,
     exception_exit,
     instruction_exit,
     msr_exit,
@@ -100,6 +101,15 @@ def test_only_the_first_access_to_a_debug_register_exits() -> None:
     assert _name(dr_exit(NPT, 6, False, given=False)) == "read_dr6"
     assert _name(dr_exit(NPT, 7, True, given=False)) == "write_dr7"
     assert dr_exit(EPT, 6, True, given=True) is None
+
+
+def test_an_interrupted_soft_interrupt() -> None:
+    """Rule soft-interrupt-reinjected: kvm_amd of 6.1.190 and 6.12.117 in the lab emulated the two INT3 whose delivery
+    met a page fault, 5.10.223 none (svm_complete_interrupts)."""
+    for kernel, emulates in (("5.10", False), ("6.1", True), ("6.12", True), ("7.2", True)):
+        assert emulates_soft_interrupt(Policy.of(kernel, "amd", "shadow"), next_rip=False) is emulates
+    assert not emulates_soft_interrupt(NPT, next_rip=True)
+    assert not emulates_soft_interrupt(EPT, next_rip=False)
 
 
 def test_exceptions_that_exit() -> None:

@@ -17,7 +17,7 @@ cdef class Guest:
     cdef readonly int64_t faults, retries, period
     cdef uint64_t believed_cr0, believed_cr4, _gdt, _idt, _stack
     cdef int64_t _index, _pass
-    cdef bint _whole, _in_fix
+    cdef bint _whole, _in_fix, _skips_soft
     cdef object _tables
     cdef tuple _setup, _end, _stubs
     cdef dict _handlers

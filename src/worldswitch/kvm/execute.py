@@ -19,7 +19,7 @@ from worldswitch.guest.program import Handler, Program
 from worldswitch.kvm import register_writes as writes
 from worldswitch.kvm.effects import Before
 from worldswitch.kvm.instruction_sites import rip_of
-from worldswitch.kvm.intercepts import dr_exit, instruction_exit
+from worldswitch.kvm.intercepts import dr_exit, emulates_soft_interrupt, instruction_exit
 from worldswitch.kvm.machine import GuestFault, Machine, NotModelled
 from worldswitch.kvm.recurrence import repeat
 from worldswitch.kvm.steps import (
@@ -78,6 +78,7 @@ class Guest:
         self.values: dict[str, int] = {}
         self._index = self._pass = 0
         self._in_fix = False
+        self._skips_soft = emulates_soft_interrupt(machine.policy, machine.host.next_rip)
         vcpu = program.vcpus[0]
         self._tables = Entries(program, image)
         pieces = Pieces(image, self.window, self.entry.rip, _DO)
@@ -232,8 +233,8 @@ class Guest:
 
     def _round_trip(self, block: Step, body: tuple[Step, ...]) -> None:
         """To CPL 3 by IRET, and back by INT3, which KVM leaves to the guest."""
-        self._push(5)
         self.m.fetches(block.code)
+        self._push(5)
         self._descriptors()
         for step in body:
             if self._attempt(step, True):
@@ -244,6 +245,7 @@ class Guest:
             self._descriptors()
         for address in block.user_code[-1:]:
             self.m.fetch(address, True)
+        self.m.injects_again = self._skips_soft
         self._interrupt(3)
 
     # ---- exceptions
@@ -288,6 +290,7 @@ class Guest:
         self.m.translate(self._idt + 16 * vector, _READ, False)
         self._descriptors()
         self._push(5)
+        self.m.injects_again = False
         self.m.fetches(self._stubs[vector])
 
     def _descriptors(self) -> None:

@@ -139,6 +139,18 @@ def exception_exit(policy: Policy, vector: int) -> Reason | None:
     return EXCEPTION if policy.vendor is Vendor.INTEL else (ISA_SVM, SVM_EXCEPTION + vector)
 
 
+@rule(
+    id="soft-interrupt-reinjected",
+    sentence="Where the delivery of INT3 or INT n exits under SVM, KVM injects it again behind its instruction, which "
+    "the emulator has to skip where the processor saves no next RIP.",
+    depends=("svm-soft-interrupt-reinjected",),
+    tested="tests/kvm/test_intercepts.py::test_an_interrupted_soft_interrupt",
+)
+def emulates_soft_interrupt(policy: Policy, next_rip: bool) -> bool:
+    """Whether each exit while INT3 or INT n is delivered has KVM emulate it (svm.c, svm_update_soft_interrupt_rip)."""
+    return policy.vendor is Vendor.AMD and not next_rip and policy.has("svm-soft-interrupt-reinjected")
+
+
 def violation_exit(policy: Policy) -> Reason:
     """The exit of an access to guest memory that is not mapped: EPT violation or nested page fault."""
     return VIOLATION if policy.vendor is Vendor.INTEL else NPF

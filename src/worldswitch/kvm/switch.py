@@ -66,7 +66,7 @@ class Switch:
         self.policy, self.host, self.memory, self.backing = policy, host, memory, backing
         self.cr0, self.cr3, self.cr4, self.efer = now.cr0, now.cr3, now.cr4, now.efer
         self.cr2 = self.cr8 = self.pkru = self.rip = self.mmu_calls = 0
-        self.ac = self.dr_given = self.emulating = False
+        self.ac = self.dr_given = self.emulating = self.injects_again = False
         self.msrs: dict[int, int] = {}
         self.reasons: Counter[Reason] = Counter()
         self.stats: Counter[str] = Counter()
@@ -161,6 +161,8 @@ class Switch:
         """Enter the guest, once all that was asked for has been done."""
         while self._requests or not self._loaded():
             self._serve()
+        if self.injects_again:
+            self.emulated_instruction()
         if self.events is not None:
             self.event("kvm_entry", {"vcpu_id": 0, "rip": self.rip})
 
