@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from worldswitch.errors import UnknownNameError, UsageError, printable
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 LATE = "late"
 PREFIX = "sim."
 """Names after ``--set`` that are conditions of the simulation."""
-_KNOWN = ("cpus", "hz", "seed", "pause_ms", "interrupted", "arrival")
+_KNOWN = ("cpus", "hz", "load", "seed", "pause_ms", "interrupted", "arrival")
 _FAVORDYNMODS, _CGROUP = "favordynmods", "cgroup"
 
 
@@ -29,13 +29,15 @@ class Bursts:
 
     Attributes:
         cpus: CPUs; 0 leaves the default.
-        given: ``sim.`` conditions by name, parsed.
+        load: ``idle`` or ``busy``: grace periods by the kernel's constants instead of a cost; empty for the cost.
+        given: Other ``sim.`` conditions by name, parsed.
     """
 
     late: bool = False
     cgroup: str | None = None
     cpus: int = 0
-    given: Mapping[str, Any] | None = None
+    load: str = ""
+    given: Mapping[str, Any] = field(default_factory=dict)
 
 
 def take(parameters: dict[str, str], smp: int) -> Bursts:
@@ -54,14 +56,18 @@ def take(parameters: dict[str, str], smp: int) -> Bursts:
     if cgroup is not None:
         Cgroup.of(cgroup)
     given: dict[str, Any] = {}
+    load = ""
     for name in [name for name in parameters if name.startswith(PREFIX)]:
         value = parameters.pop(name)
         short = name.removeprefix(PREFIX)
         if short not in _KNOWN:
             known = [PREFIX + one for one in _KNOWN]
             raise UnknownNameError("condition of the simulation", name, known, f"There are {', '.join(known)}")
-        given.update(_arrival(value) if short == "arrival" else _number(name, short, value))
-    return Bursts(late, cgroup, smp, given)
+        if short == "load":
+            load = value
+        else:
+            given.update(_arrival(value) if short == "arrival" else _number(name, short, value))
+    return Bursts(late, cgroup, smp, load, given)
 
 
 def _number(name: str, short: str, value: str) -> dict[str, Any]:
@@ -87,10 +93,15 @@ def cell(policy: Policy, settings: Settings, bursts: Bursts, costs: CostSet) -> 
     Raises:
         UsageError: A number is out of its range, or a setting makes no sense there.
     """
+    from worldswitch.costs.create_vm import grace_period_cost
+    from worldswitch.kvm.vmcreate import GRACE_PERIOD
     from worldswitch.record.result import Cell
     from worldswitch.simulation.create_vm import simulate
 
     scenario = _scenario(settings, bursts)
+    if bursts.load:
+        waits = grace_period_cost(scenario.hz, scenario.cpus or scenario.burst, bursts.load)
+        costs = costs._replace(costs={**costs.costs, GRACE_PERIOD: waits})
     found = simulate(policy, scenario, costs.costs)
     metrics = [*_metrics("create_vm", found.create, scenario), *_metrics("first_run", found.first_run, scenario)]
     asked = settings.create_vm
@@ -136,7 +147,7 @@ def _scenario(settings: Settings, bursts: Bursts) -> Scenario:
         late=bursts.late,
         first_run=bool(asked.get("first_run")),
     )
-    return replace(scenario, **(bursts.given or {}))
+    return replace(scenario, **bursts.given)
 
 
 def _metrics(name: str, found: Latencies | None, scenario: Scenario) -> Iterator[Metric]:

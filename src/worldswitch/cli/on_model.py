@@ -55,9 +55,8 @@ class OnModel:
 
     def run(self, work: Sequence[Work], settings: Settings, say: Say) -> Iterator[Cell | Failure]:
         """See :class:`worldswitch.cli.machines.Machine`."""
-        if self._bursts.given and not any(one.spec == CREATE_VM for one in work):
-            name = model_create_vm.PREFIX + next(iter(self._bursts.given))
-            raise UsageError(f"--set {name} is for the program {CREATE_VM}, which is not among those to run")
+        if not any(one.spec == CREATE_VM for one in work):
+            self._refuse_bursts()
         for place in self._places:
             policy = self._policy(place, settings.features)
             for one in work:
@@ -66,6 +65,11 @@ class OnModel:
                     yield self._cell(one, policy, settings)
                 except WorldswitchError as error:
                     yield Failure(one.spec, error)
+
+    def _refuse_bursts(self) -> None:
+        for name in self._given:
+            if name.startswith(model_create_vm.PREFIX):
+                raise UsageError(f"--set {name} is for the program {CREATE_VM}, which is not among those to run")
 
     def _policy(self, place: Place, features: Mapping[str, bool]) -> Policy:
         from worldswitch.kvm.offers import offers, why_not

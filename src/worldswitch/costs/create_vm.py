@@ -19,6 +19,7 @@ from worldswitch.kvm.vmcreate import (
     Cgroup,
     create_vm_steps,
     first_run_steps,
+    grace_period,
     move_steps,
 )
 from worldswitch.record.result import Spread
@@ -201,6 +202,38 @@ def gain(
         ends = [sum(getattr(time, end) * count for time, count in counts) for end in Spread._fields]
         saving = Spread(min(ends), ends[1], max(ends))
     return Gain(was, would, saving, tuple(f"{name}: {known[name].origin}" for name in differing))
+
+
+LOADS = ("idle", "busy")
+_RECORDED_HZ = 250
+_RECORDED_MS = (3.77, 7.70, 15.83)
+
+
+def grace_period_cost(hz: int, cpus: int, load: str) -> Cost:
+    """What a wait for a grace period takes by the kernel's constants, where the host is known and its waits are not.
+
+    Args:
+        hz: CONFIG_HZ.
+        cpus: CPUs that are possible.
+        load: ``idle``: no CPU keeps a grace period open; ``busy``: one may stay in the kernel until it is urged.
+
+    Raises:
+        UnknownNameError: No such load.
+    """
+    if load not in LOADS:
+        raise UnknownNameError("load", load, LOADS, f"say {' or '.join(LOADS)}")
+    here, there = grace_period(hz, cpus), grace_period(_RECORDED_HZ, 2)
+    low, mid, high = (ms * 1e6 * here.low / there.low for ms in _RECORDED_MS)
+    origin = (
+        f"idle CPUs are looked for after {here.low / 1e6:g} ms at {hz} Hz with {cpus} CPUs (kernel/rcu/tree.c); "
+        f"waits of {', '.join(map(str, _RECORDED_MS))} ms recorded at {_RECORDED_HZ} Hz are scaled to that "
+        "(tests/simulation/recorded/moves.json)"
+    )
+    if load == "idle":
+        return Cost(Spread(low, mid, high), origin)
+    high = here.high
+    urged = f"{origin}; high: a CPU that stays in the kernel is urged, {high / 1e6:g} ms; mid: the geometric mean"
+    return Cost(Spread(low, math.sqrt(low * high), high), urged)
 
 
 def fork_price(costs: Mapping[str, Cost] | None = None) -> Cost | None:
