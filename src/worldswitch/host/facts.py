@@ -170,7 +170,7 @@ class Host:
             return option == "y"
         return False if self.version else None
 
-    @property
+    @cached_property
     def os_release(self) -> Mapping[str, str]:
         """Variables of os-release."""
         return parse.os_release(self.files.get("/etc/os-release") or self.files.get("/usr/lib/os-release") or "")
@@ -214,14 +214,15 @@ class Host:
         """The chosen value of a setting of transparent huge pages."""
         return parse.chosen(self.files.get(f"{_MM}/transparent_hugepage/{name}"))
 
-    @property
+    @cached_property
     def hugepages(self) -> tuple[HugePages, ...]:
         """Reserved huge pages of each size, the smallest first."""
         found = []
         for path in self.files:
             size = _HUGE.fullmatch(path)
-            total, free = self.number(path), self.number(path.replace("/nr_", "/free_"))
+            total = self.number(path) if size else None
             if size and total is not None:
+                free = self.number(path.replace("/nr_", "/free_"))
                 found.append(HugePages(int(size[1]) << 10, total, free or 0, path))
         return tuple(sorted(found))
 
@@ -276,7 +277,7 @@ class Host:
         fields = (self.text("/etc/group") or "").split(":")
         return parse.number(fields[2]) if len(fields) > 2 else None
 
-    @property
+    @cached_property
     def debug_kvm(self) -> Mapping[str, int]:
         """KVM's statistics, of all VMs together."""
         before = f"{_DEBUG}/"
@@ -303,7 +304,7 @@ class Host:
         one, two = ({mount for mount in self.mounts if mount.fstype == kind} for kind in ("cgroup", "cgroup2"))
         return "hybrid" if one and two else 1 if one else 2 if two else None
 
-    @property
+    @cached_property
     def favordynmods(self) -> bool | None:
         """Whether a cgroup hierarchy is mounted with it; None where none is mounted."""
         found = [mount.options for mount in self.mounts if mount.fstype in ("cgroup", "cgroup2")]
@@ -311,7 +312,7 @@ class Host:
 
     # ---- around
 
-    @property
+    @cached_property
     def dmi(self) -> Mapping[str, str]:
         """``sys_vendor``, ``product_name`` and ``bios_vendor`` of the firmware, as far as read."""
         before = "/sys/class/dmi/id/"

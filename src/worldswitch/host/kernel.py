@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
 from worldswitch.errors import WorldswitchError
@@ -41,7 +42,13 @@ class PolicyTold(NamedTuple):
 
 def kernel_of(host: Host) -> KernelTold:
     """The facts of a host's kernel, by its version strings."""
-    texts = (host.text("/proc/version_signature"), host.version if "Debian" in host.version else None, host.release)
+    long = host.version if "Debian" in host.version else ""
+    return _told(host.text("/proc/version_signature") or "", long, host.release)
+
+
+# Many hosts of a fleet have the same kernel.
+@lru_cache(maxsize=256)
+def _told(*texts: str) -> KernelTold:
     why = "the kernel's release was not read"
     for text in filter(None, texts):
         try:

@@ -134,6 +134,8 @@ class Snapshot:
 
     def _resolved(self, path: str) -> str:
         """*path* with every link followed, all within the archive. Raises NotRead."""
+        if not self._links:
+            return path
         waiting = [part for part in reversed(path.split("/")) if part]
         walked: list[str] = []
         links = 0

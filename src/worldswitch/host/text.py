@@ -60,7 +60,7 @@ def _finding(one: Finding, width: int) -> str:
 
 def _gained(gain: Gain) -> str:
     text = gain.text
-    if gain.amount is not None:
+    if gain.amount is not None and gain.amount.low < gain.amount.high:
         low, mid, high, unit = gain.amount
         text += f" {low:.4g} to {high:.4g}, likely {mid:.4g} {unit}."
     if gain.formula:
