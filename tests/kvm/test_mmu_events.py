@@ -72,7 +72,7 @@ def recorded(folder: str) -> list[list[Row]]:
     ("kernel", "version"), [("5.10", "5.10.223"), ("6.1", "6.1.176"), ("6.12", "6.12.117"), ("7.2", "7.2.13")]
 )
 def test_events_are_those_of_the_recording(cpu: str, kernel: str, version: str) -> None:
-    """Rule tdp-role-word. Eight VMs: four with 75 writes and four with none; all events and fields in order, host addresses aside."""
+    """Rule tdp-role-word. Eight VMs, four with 75 writes and four with none: all events and fields, in order."""
     host = Host(decode_assists=False, next_rip=False, huge_pages=False)
     vms = recorded(f"{'vmx' if cpu == 'intel' else 'svm'}-{kernel}-lab")
     modelled = []
