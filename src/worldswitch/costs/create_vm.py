@@ -1,7 +1,7 @@
 """What the steps of creating a VM take, by host: sets of costs, each with its origin, and the published latencies.
 
-The names of costs are those of :mod:`worldswitch.kvm.vmcreate`; times are in ns. Reading the sets that ship needs
-Python 3.11's tomllib; everything else runs on 3.9, so that a document read elsewhere can be used (:func:`read`).
+The names of costs are those of :mod:`worldswitch.kvm.vmcreate`; times are in ns. Standard library, Python 3.9, but for
+reading ``create_vm.toml``: where there is no tomllib, the same document lies beside this module as ``create_vm.json``.
 """
 
 from __future__ import annotations
@@ -107,11 +107,18 @@ class Price(NamedTuple):
 
 @cache
 def published() -> Published:
-    """The sets, rows and gaps that ship."""
-    import tomllib
+    """The sets, rows and gaps that ship; in the field kit as JSON, as Python before 3.11 reads no TOML."""
     from pkgutil import get_data
 
-    return read(tomllib.loads((get_data(__package__, "create_vm.toml") or b"").decode("utf-8")))
+    try:
+        data = get_data(__package__, "create_vm.json")
+    except OSError:
+        import tomllib
+
+        return read(tomllib.loads((get_data(__package__, "create_vm.toml") or b"").decode("utf-8")))
+    import json
+
+    return read(json.loads(data or b"{}"))
 
 
 def read(document: Mapping[str, Any]) -> Published:
