@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from hypothesis import given
+from hypothesis import strategies as st
 
 from scripts import event, trace
 from texts import read
@@ -15,7 +17,7 @@ from worldswitch.record.trace import Trace
 from worldswitch.trace.account import account
 from worldswitch.trace.detect import SLOW_START
 from worldswitch.trace.readers import open_source, strace
-from worldswitch.trace.slow_start import CONVOY, GRACE_PERIOD, INTERRUPTED, LATE_THREAD, THREAD
+from worldswitch.trace.slow_start import CONVOY, GRACE_PERIOD, INTERRUPTED, LATE_THREAD, THREAD, WAIT_NS
 
 DATA = Path(__file__).parents[1] / "data"
 
@@ -180,3 +182,18 @@ def test_it_can_fail_a_pipeline_and_fits_the_screen(tmp_path: Path) -> None:
     file.write_text(NO_CGROUP)
     done = CliRunner().invoke(wsw, ["analyze", str(file), "--fail-on", "slow-start"], standalone_mode=False)
     assert done.return_value == 0
+
+
+@given(st.lists(st.tuples(st.integers(1, 4), st.integers(0, 10**9), st.integers(0, 10**8)), max_size=12))
+def test_every_slow_call_is_told_once(made: list[tuple[int, int, int]]) -> None:
+    """One thread has one call at a time; whatever the calls, each that waits is a wait of its own or queues."""
+    clock: dict[int, int] = {}
+    lines = []
+    for tid, gap, ns in made:
+        begin = clock.get(tid, 0) + gap + 1
+        clock[tid] = begin + ns
+        lines.append(f"{tid} 1{begin / 1e9:017.9f} ioctl(3, KVM_CREATE_VM, 0) = 4 <{ns / 1e9:.9f}>\n")
+    found = of("".join(lines)) if lines else {}
+    waits = sum(ns >= WAIT_NS for _, _, ns in made)
+    assert sum(found[cause][0] for cause in (GRACE_PERIOD, CONVOY) if cause in found) == waits
+    assert (CONVOY in found) <= (GRACE_PERIOD in found)
