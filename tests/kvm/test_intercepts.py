@@ -89,6 +89,10 @@ def test_registers_that_are_passed_through() -> None:
     assert _name(msr_exit(NPT, MSRS["EFER"], False)) == "msr"
     assert msr_exit(NPT, MSRS["LSTAR"], True) is None and _name(msr_exit(EPT, MSRS["LSTAR"], True)) == "MSR_WRITE"
     assert msr_exit(EPT, MSRS["TSC"], False) is None and _name(msr_exit(EPT, MSRS["TSC"], True)) == "MSR_WRITE"
+    old = Policy.of("5.10", "amd")
+    for name in ("SYSENTER_ESP", "SYSENTER_EIP"):
+        assert msr_exit(NPT, MSRS[name], True) is None and msr_exit(EPT, MSRS[name], False) is None
+        assert _name(msr_exit(old, MSRS[name], True)) == "msr"
     with_cet = Policy.of("7.2")
     assert msr_exit(with_cet, MSRS["S_CET"], True) is None and msr_exit(with_cet, MSRS["PL0_SSP"], False) is None
     assert _name(msr_exit(with_cet, MSRS["INTERRUPT_SSP_TABLE_ADDR"], True)) == "MSR_WRITE"

@@ -15,6 +15,7 @@ from worldswitch.kvm.nested import (
     effective,
     entered,
     goes_to_l1,
+    left,
     owned_by_l2,
     read_shadow,
     returned,
@@ -32,7 +33,7 @@ L2 = Registers(0x80050033, 0x2000, bit_mask(CR4, "PAE"), 0xD00)
 SHADOWED = [(CR0, L2.cr0, "MP", "TS"), (CR4, L2.cr4, "DE", "TSD")]
 
 
-@pytest.mark.parametrize("policy", [OLD, NEW], ids=str)
+@pytest.mark.parametrize("policy", [OLD, NEW], ids=["5.10", "7.2"])
 @pytest.mark.parametrize(("register", "value", "one", "other"), SHADOWED)
 def test_cr_shadowing(policy: Policy, register: int, value: int, one: str, other: str) -> None:
     """Rules nested-read-shadow and nested-write-back: the stages of kvm-unit-tests' "CR shadowing" in their order."""
@@ -125,7 +126,9 @@ def test_cet_without_wp_is_refused_by_whoever_sees_it() -> None:
 
 def test_back_in_l1() -> None:
     """Rule nested-return."""
-    l1 = returned(NEW, CR0, L2.cr0)
+    vmcs12 = Vmcs12(L2.cr0, bit_mask(CR0, "WP"), 0)
+    found, l1 = left(NEW, vmcs12, entered(NEW, CR0, vmcs12), host=L2.cr0)
+    assert found == vmcs12
     assert (l1.owned, l1.read) == (owned(NEW).cr0, L2.cr0)
     assert returned(OLD, CR0, L2.cr0).owned == bit_mask(CR0, "TS")
 

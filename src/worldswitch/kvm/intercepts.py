@@ -32,6 +32,7 @@ _VMX_PASSED = frozenset(
 _SVM_PASSED = frozenset(
     MSRS[name] for name in ("STAR", "SYSENTER_CS", "GS_BASE", "FS_BASE", "KERNEL_GS_BASE", "LSTAR", "CSTAR", "FMASK")
 )
+_SYSENTER = frozenset((MSRS["SYSENTER_ESP"], MSRS["SYSENTER_EIP"]))
 
 
 def _either(policy: Policy, numbers: tuple[int, int]) -> Reason:
@@ -95,7 +96,7 @@ def short_cr0_write_exit(policy: Policy, changed: int, cr0: int, lmsw: bool) -> 
     id="msr-exits",
     sentence="RDMSR and WRMSR exit but for a few registers that belong to the guest: segment bases and system-call "
     "entries, and those of CET where it has CET.",
-    depends=("cet-virtualized",),
+    depends=("cet-virtualized", "svm-sysenter-passed"),
     tested="tests/kvm/test_intercepts.py::test_registers_that_are_passed_through",
 )
 def msr_exit(policy: Policy, msr: int, write: bool) -> Reason | None:
@@ -103,7 +104,7 @@ def msr_exit(policy: Policy, msr: int, write: bool) -> Reason | None:
     if policy.vendor is Vendor.INTEL:
         passed = msr in _VMX_PASSED or (msr == MSRS["TSC"] and not write)
     else:
-        passed = msr in _SVM_PASSED
+        passed = msr in _SVM_PASSED or (msr in _SYSENTER and policy.has("svm-sysenter-passed"))
     if passed or (msr in CET_MSRS and passed_through(policy.cet, msr)):
         return None
     return _either(policy, (_MSR_WRITE if write else _MSR_READ, _SVM_MSR))

@@ -2,8 +2,8 @@
 
 Each register has two masks there: the one L1 asked for in its own control structure (vmcs12) and the one KVM (L0) runs
 L2 with (vmcs02). Read in vmx/nested.c and vmx/vmx.c of 5.10.223 to 7.2.13 and held against what kvm-unit-tests'
-x86/vmx_tests.c asks for; no L2 was run for it, so these rules are marked *unverified*. :func:`write` follows one
-write of L2 through them all; :func:`worldswitch.kvm.vcpu.run` has no nested guests.
+x86/vmx_tests.c asks for; no L2 was run for it, so these rules are marked *unverified*. :func:`entered`, :func:`write`
+and :func:`left` follow L2 through them all; :func:`worldswitch.kvm.vcpu.run` has no nested guests.
 """
 
 from __future__ import annotations
@@ -193,6 +193,11 @@ def write(policy: Policy, vmcs12: Vmcs12, now: Vmcs02, value: int, others: Regis
     if refuses_cr0(policy, l2, new) if now.register == CR0 else refuses_cr4(policy, l2, new):
         return Written(Sees.REFUSED, now)
     return Written(Sees.L0, replace(now, guest=new, shadow=value))
+
+
+def left(policy: Policy, vmcs12: Vmcs12, now: Vmcs02, host: int) -> tuple[Vmcs12, Vmcs02]:
+    """What L1 finds after an exit to it: its vmcs12, and its own register, *host* the value vmcs12 has for that."""
+    return vmcs12._replace(guest=written_back(vmcs12, now)), returned(policy, now.register, host)
 
 
 def _processor_refuses(policy: Policy, register: int, now: Registers, new: int) -> bool:

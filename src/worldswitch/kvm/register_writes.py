@@ -119,16 +119,34 @@ def _after(m: Machine, after: After) -> None:
 
 
 def _write_cr8(m: Machine, value: int) -> None:
-    if value >> 4:
-        raise GuestFault(GP)
     reason = cr_exit(m.policy, 8, True, m.cr0)
-    if reason is not None:
+    if reason is None:
+        if value >> 4:
+            raise GuestFault(GP)
+    else:
         m.exit(reason, _qualification(reason, 8, write=True))
         _show_cr_write(m, 8, value)
+        if cr8_refused(m.policy, value):
+            m.inject(GP, 0)
+            raise GuestFault(GP)
+        value &= 0xF
         if value < m.cr8:
             m.to_userspace("SET_TPR")
         m.enter()
     m.cr8 = value
+
+
+@rule(
+    id="cr8-refused",
+    sentence="KVM refuses a value of CR8 with a bit above the fourth set; under VMX it looks at the low byte only.",
+    source='Since Linux commit 6aa8b732ca01 ("[PATCH] kvm: userspace interface") (v2.6.20), '
+    "set_cr8 refuses reserved bits. Before that, there was no KVM.",
+    since="5.4",
+    tested="tests/kvm/test_register_writes.py::test_reserved_bits_of_cr8_exit_first",
+)
+def cr8_refused(policy: Policy, value: int) -> bool:
+    """Whether an intercepted write to CR8 gets #GP (vmx.c, handle_cr; x86.c, kvm_set_cr8)."""
+    return bool((value & 0xFF if policy.vendor is Vendor.INTEL else value) >> 4)
 
 
 def read_cr(m: Machine, cr: int) -> int:
@@ -311,6 +329,8 @@ def write_msr(m: Machine, msr: int, value: int) -> None:
         _after(m, efer_written(m.policy, m.efer, value))
         m.efer = value & ~_LMA | m.efer & _LMA
         m.mode_changed()
+    elif msr in _SYSENTER and not canonical(value):
+        m.msrs.pop(msr, None)  # what is left of it is the processor's choice
     else:
         m.msrs[msr] = value
     if reason is not None:
@@ -354,6 +374,7 @@ _KNOWN_MSRS = frozenset(MSRS.values())
 _ADDRESSES = frozenset(
     MSRS[name] for name in ("FS_BASE", "GS_BASE", "KERNEL_GS_BASE", "LSTAR", "CSTAR", "SYSENTER_ESP", "SYSENTER_EIP")
 )
+_SYSENTER = frozenset((MSRS["SYSENTER_ESP"], MSRS["SYSENTER_EIP"]))
 _MEMORY_TYPES = frozenset((0, 1, 4, 5, 6, 7))
 
 
@@ -371,4 +392,6 @@ def _refuses(m: Machine, msr: int, value: int, by_kvm: bool) -> bool:
         return bool(value & ~_KNOWN_EFER[m.policy.vendor] or (value ^ m.efer) & _LME)
     if msr == MSRS["PAT"]:
         return any(value >> shift & 0xFF not in _MEMORY_TYPES for shift in range(0, 64, 8))
+    if msr in _SYSENTER and m.policy.vendor is Vendor.AMD:
+        return False  # 32 bits wide there; KVM makes what it intercepts canonical
     return msr in _ADDRESSES and not canonical(value)
