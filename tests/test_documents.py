@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parent.parent
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 FENCED = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 OFFLINE = ("analyze", "whatif", "kernels", "rules")
-ALWAYS_THE_SAME = ("tables", "nx")
+ALWAYS_THE_SAME = ("tables", "nx", "rules")
 
 
 def blocks(language: str) -> list[tuple[Path, str]]:
