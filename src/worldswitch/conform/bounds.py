@@ -36,8 +36,9 @@ CR4_BITS = ("PGE", "SMEP", "SMAP", "PKE", "TSD", "FSGSBASE", "PCIDE", "UMIP", "C
 NEEDS = {"SMEP": "smep", "SMAP": "smap", "PKE": "pku", "FSGSBASE": "fsgsbase", "PCIDE": "pcid", "UMIP": "umip",
          "CET": "shstk"}  # fmt: skip
 """CR4 bit -> the CPUID feature without which it is left alone. PAE is only changed to be refused."""
-UNNAMED = {0: 1 << 40, 4: 1 << 30}
-"""Bits nobody has, which a write must be refused for."""
+UNNAMED_CR4 = 1 << 30
+"""A bit nobody has, which a write must be refused for."""
+NOT_CANONICAL = 1 << 47
 RESERVED_PA = 1 << 51
 """An address beyond the widest processor's here, so a reserved bit of an entry."""
 
@@ -58,8 +59,9 @@ def sentences() -> Iterator[str]:
         "reached beyond it."
     )
     yield (
-        f"CR0: {', '.join(CR0_BITS)} and a bit nobody has; PG stays. CR4: {', '.join(CR4_BITS)} and a bit nobody has, "
-        "those of features only where the machine has them; PAE only as writes that are refused."
+        f"CR0: {', '.join(CR0_BITS)}; PG stays, and the upper half is 0, which QEMU ignores. CR4: "
+        f"{', '.join(CR4_BITS)} and a bit nobody has, those of features only where the machine has them; PAE only as "
+        "writes that are refused."
     )
     yield (
         "No access depends on a translation the processor may or may not remember: what takes rights away, or sends a "
@@ -68,7 +70,8 @@ def sentences() -> Iterator[str]:
     )
     yield (
         "Accesses at CPL 3 are aligned and addresses in MSRs canonical, as QEMU raises no #AC and no #GP for them. "
-        "Debug registers hold addresses and no enabled breakpoint. No time stamp is read, no interrupt comes."
+        "None is fetched from that is not canonical, as QEMU says where it would have gone. Debug registers hold "
+        "addresses and no enabled breakpoint. No time stamp is read, no interrupt comes."
     )
     yield (
         "An exception is fixed by a handler and tried again at most once, and never within a handler, so every program "

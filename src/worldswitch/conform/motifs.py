@@ -91,6 +91,8 @@ def access(scene: Scene) -> Ops:
 def _access(scene: Scene, va: int, user: bool, kind: str = "") -> Operation:
     kind = kind or scene.random.choice(("load", "load", "store", "store", "store", "fetch"))
     walk = _walk(scene, va)
+    if kind == "fetch" and va == bounds.NOT_CANONICAL:
+        kind = "load"
     if kind == "fetch":
         return ops.Fetch(va + bounds.CODE_START + 16 * scene.random.randrange(64), user=user, **walk)
     size = scene.random.choice((1, 2, 4, 8, 8))
@@ -129,8 +131,6 @@ def _forget(scene: Scene, vas: Sequence[int]) -> Ops:
 
 def write_cr0(scene: Scene) -> Ops:
     """CR0: one or two bits, WP above all."""
-    if scene.chance(0.05):
-        return [ops.WriteCr(0, value=scene.state.cr0 | bounds.UNNAMED[0])]
     if scene.chance(0.1):
         return [ops.WriteCr(0, value=scene.state.cr0)]
     names = ["WP"] if scene.chance(0.5) else [scene.random.choice(bounds.CR0_BITS)]
@@ -142,7 +142,7 @@ def write_cr0(scene: Scene) -> Ops:
 def write_cr4(scene: Scene) -> Ops:
     """CR4: one or two bits."""
     if scene.chance(0.04):
-        return [ops.WriteCr(4, value=scene.state.cr4 | bounds.UNNAMED[4])]
+        return [ops.WriteCr(4, value=scene.state.cr4 | bounds.UNNAMED_CR4)]
     if scene.chance(0.1):
         return [ops.WriteCr(4, value=scene.state.cr4)]
     there = [name for name in bounds.CR4_BITS if bounds.NEEDS.get(name, "") in ("", *scene.features)]
