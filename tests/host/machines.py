@@ -49,6 +49,7 @@ def machine(cpu: str = "intel", kernel: str = "6.12.117", bug: bool | None = Non
         "/proc/cpuinfo": first + "".join(f"processor\t: {n}\n\n" for n in range(1, 8)),
         "/proc/meminfo": "MemTotal: 16777216 kB\nSwapTotal: 0 kB\n",
         "/etc/group": "kvm:x:108:",
+        "/proc/misc": "232 kvm",
         "/proc/modules": f"{module} 1 0 - Live 0x0\nkvm 1 1 {module}, Live 0x0\n",
         "/proc/self/mountinfo": V2,
         f"/boot/config-{kernel}": "CONFIG_HZ=250\nCONFIG_KVM=m\nCONFIG_KVM_INTEL=m\nCONFIG_KVM_AMD=m\n"

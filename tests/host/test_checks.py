@@ -240,5 +240,11 @@ def test_a_missing_device_is_critical_where_kvm_is_loaded():
     assert set(severities("kvm-device", made(INTEL, None)).values()) == {Severity.CRITICAL}
 
 
+def test_a_copy_of_a_tree_without_device_nodes_tells_nothing_of_them():
+    assert set(severities("kvm-device", made(changed(INTEL, ("/proc/misc", None)), None)).values()) == {
+        Severity.UNKNOWN
+    }
+
+
 def test_each_check_has_a_host_where_it_fires():
     assert {case.check for case in FIRES} >= {check.id for check in registered()} - {"kvm-device"}

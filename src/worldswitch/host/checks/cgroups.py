@@ -51,8 +51,10 @@ def favordynmods(host: Host, profile: Profile) -> Found:
         return Finding("favordynmods", OK, title, (Evidence(host.mounts_path, _mount_line(host)),))
     v2 = next((mount for mount in host.mounts if mount.fstype == "cgroup2"), None)
     seen = (*kernel_evidence(host), Evidence(host.mounts_path, _mount_line(host)))
-    helps_kvm = create_vm(here).waits_for_rcu and not (may_never(host) and profile is not Profile.HARDENED)
-    gain = creation_gain(host, create_vm(here)) if helps_kvm else move_gain()
+    waits = create_vm(here).waits_for_rcu
+    free = waits and may_never(host) and profile is not Profile.HARDENED
+    helps_kvm = waits and not free
+    gain = creation_gain(host, create_vm(here)) if waits else move_gain()
     # A path of a snapshot is not trusted to be one that a service may name.
     if v2 is None or not re.fullmatch(r"/[\w./-]*", v2.path, re.ASCII):
         text = "Mount a v2 hierarchy with favordynmods (or build with CONFIG_CGROUP_FAVOR_DYNMODS)."
@@ -61,8 +63,10 @@ def favordynmods(host: Host, profile: Profile) -> Found:
         fix, undo = _remount(here, v2.path, _options(v2.options))
     severity = by(profile, INFO, faas=WARNING if helps_kvm else NOTICE, hardened=NOTICE if helps_kvm else INFO)
     title = "favordynmods is off: each move between control groups waits for an RCU grace period"
-    if helps_kvm:
+    if waits:
         title += ", and so does each KVM_CREATE_VM"
+    if free:
+        title += ", which nx_huge_pages=never spares at no cost to forks (nx-recovery-thread)"
     risk = f"Each fork with its exit takes up to {gains.FORK_US:g} us more ({gains.DYNMODS}, inconclusive)."
     if here.has("cgroup-per-process-rwsem"):
         risk += " Its per-process part cannot be switched off again before a reboot."
