@@ -32,9 +32,9 @@ def text(plan: Plan, done: Sequence[Outcome], rows: Sequence[Mapping[str, Any]])
         if left:
             parts.append(wrapped(f"{one.kernel} {one.cpu} {one.mmu}, not run: {'; '.join(map(printable, left))}."))
     seconds = sum(one.seconds for one in done)
-    programs = sum(one.ran for one in done)
+    executed, starts = sum(one.executed for one in done), sum(one.starts for one in done)
     if seconds:
-        parts.append(f"{programs / seconds:.1f} programs a second of a machine, boots and repetitions included.\n")
+        parts.append(f"{executed:,} runs in {starts:,} starts, {executed / seconds:.1f} a second of one machine.\n")
     parts.append(wrapped(f"Random programs of seed {plan.seed}. {' '.join(sentences())}"))
     return "\n".join(one if one.endswith("\n") else f"{one}\n" for one in parts)
 
@@ -54,7 +54,7 @@ def difference(found: Outcome, one: Unequal, path: Path | None) -> str:
 def again(found: Outcome, path: Path) -> str:
     """The command that runs the program on both."""
     place = f"--kernel {found.kernel} --cpu {found.cpu} --mmu {found.mmu}"
-    return f"wsw run {path} --on model,lab {place} --set host.huge_pages=0"
+    return f"wsw run {path} --on model,lab {place}"
 
 
 def document(plan: Plan, done: Sequence[Outcome], rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

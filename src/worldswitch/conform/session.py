@@ -87,6 +87,8 @@ class Outcome:
         unequal: The others.
         left_out: Why programs were not run -> how many.
         failed: Programs the machine gave nothing for -> why.
+        starts, executed, seconds: Starts of the machine, programs run in them, repetitions and those of shrinking
+            included, and their wall time.
         why: Why nothing ran, or not all.
     """
 
@@ -103,6 +105,7 @@ class Outcome:
     failed: dict[str, str] = field(default_factory=dict)
     statistics: dict[str, int] = field(default_factory=dict)
     starts: int = 0
+    executed: int = 0
     seconds: float = 0.0
     interrupted: bool = False
     missing: bool = False
@@ -155,7 +158,8 @@ def conform(plan: Plan, machine: Machine, mmu: str, model: str, say: Say) -> Out
         found.interrupted, found.why = True, "interrupted"
     except MissingError as error:
         found.missing, found.why = not found.ran, str(error).splitlines()[0]
-    found.starts, found.seconds, found.emulator = rig.starts, round(rig.seconds, 1), rig.emulator
+    found.starts, found.executed, found.emulator = rig.starts, rig.executed, rig.emulator
+    found.seconds = round(rig.seconds, 1)
     return found
 
 

@@ -42,6 +42,7 @@ def row(found: Outcome, plan: Plan) -> dict[str, Any]:
         "left_out": dict(found.left_out),
         "failed": dict(found.failed),
         "starts": found.starts,
+        "executed": found.executed,
         "seconds": found.seconds,
         "why": found.why,
     }
