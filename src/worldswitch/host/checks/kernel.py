@@ -50,7 +50,12 @@ def kernel_maintained(host: Host, profile: Profile) -> Found:
     line = f"{version.major}.{version.minor}"
     # The two newest lines may be the ones that are maintained now.
     if line in LONGTERM or version.rc or version.line >= (newest[0], max(newest[1] - 1, 0)):
-        return Finding("kernel-maintained", OK, f"{line} is a line that gets fixes, or new", kernel_evidence(host))
+        return Finding(
+            "kernel-maintained",
+            OK,
+            f"{line} is maintained for longer, or too new to have been dropped",
+            kernel_evidence(host),
+        )
     if host.os_release.get("ID") in ("ubuntu", "amzn", "ol", "rhel", "sles"):
         return None  # these maintain lines of their own
     return Finding(
@@ -90,11 +95,11 @@ def kernel_fixes(host: Host, profile: Profile) -> Found:
     speed = [fact for fact in gained if fact.id in SPEED]
     return Finding(
         "kernel-fixes",
-        by(profile, NOTICE, faas=WARNING if speed else NOTICE, hardened=WARNING),
-        f"{first} has of what this kernel lacks: {', '.join(fact.id for fact in gained)}",
+        by(profile, NOTICE, faas=WARNING, hardened=WARNING) if speed else by(profile, INFO, hardened=NOTICE),
+        f"{first} of the same line brings KVM what this kernel lacks: {', '.join(fact.id for fact in gained)}",
         kernel_evidence(host),
         Gain(
-            "; ".join(fact.sentence for fact in gained) + ".",
+            _sentence("; ".join(fact.sentence for fact in gained)),
             "facts of the newer kernel - facts of this one",
             tuple((fact.id, fact.backports.get(line, ""), fact.source) for fact in gained),
             "model",
@@ -121,3 +126,7 @@ def debug_kernel(host: Host, profile: Profile) -> Found:
     change = another_kernel("Boot the distribution's usual kernel.")
     severity = by(profile, WARNING, hardened=INFO)
     return Finding("debug-kernel", severity, title, seen, gain, *change, risk="Faults are found later.")
+
+
+def _sentence(text: str) -> str:
+    return f"{text[:1].upper()}{text[1:]}."

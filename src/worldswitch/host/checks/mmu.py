@@ -202,7 +202,7 @@ def cr4_cet(host: Host, profile: Profile) -> Found:
         by(profile, INFO, hardened=WARNING),
         "every guest write of CR4.CET exits",
         seen,
-        gains.times_faster(gains.CET),
+        gains.times_faster(gains.CET, "CR4.CET"),
         *another_kernel("Boot a kernel where the guest owns CR4.CET, as 6.18 does."),
         risk="Another kernel differs in more than this.",
     )

@@ -113,8 +113,8 @@ def kvm_device(host: Host, profile: Profile) -> Found:
         fix = Change("Make the device node.", (Run(("mknod", "-m", "660", DEVICE, "c", "10", "232")),))
         undo = Change("Remove the device node.", (Run(("rm", DEVICE)),))
         title = "kvm is loaded, but /dev/kvm is not there, as in a container without the device"
-        seen = (host.evidence(DEVICE), host.evidence("/proc/misc"))
-        return Finding("kvm-device", CRITICAL, title, seen, _AT_ALL, fix, undo, "Who is in its group may create VMs.")
+        nodes = (host.evidence(DEVICE), host.evidence("/proc/misc"))
+        return Finding("kvm-device", CRITICAL, title, nodes, _AT_ALL, fix, undo, "Who is in its group may create VMs.")
     mode, group = device.mode & 0o777, device.group or str(device.gid)
     seen = (Evidence(DEVICE, f"mode {mode:04o}, owner {device.uid}, group {group}"),)
     if mode & 0o006:

@@ -29,7 +29,6 @@ from worldswitch.host.finding import (
     Gain,
     Profile,
     check,
-    unknown_gain,
 )
 from worldswitch.kvm.vmcreate import Cgroup, CreateVm, create_vm, grace_period
 
@@ -105,7 +104,7 @@ def nx_recovery_thread(host: Host, profile: Profile) -> Found:
             by(profile, INFO, faas=WARNING),
             "each KVM_CREATE_VM by a process in a cpuset of its own waits for an RCU grace period (cpuset_rwsem)",
             seen,
-            creation_gain(host, now),
+            _cpuset_gain(host),
             *another_kernel(
                 "Boot a kernel without cpuset_rwsem: 5.10.193, 5.15.129 or 6.1.50 of their lines, or 6.5 on."
             ),
@@ -115,7 +114,8 @@ def nx_recovery_thread(host: Host, profile: Profile) -> Found:
     why = "this profile keeps the mitigation within reach" if may_never(host) else "never is no remedy here"
     title = f"each KVM_CREATE_VM makes a thread and waits for an RCU grace period; {why}, favordynmods is one"
     severity = by(profile, INFO, faas=NOTICE)
-    return Finding("nx-recovery-thread", severity, title, seen, unknown_gain("favordynmods tells it"))
+    told = Gain("What that gains, favordynmods tells.", unknown="it is told there")
+    return Finding("nx-recovery-thread", severity, title, seen, told)
 
 
 def _without_wait(host: Host, profile: Profile, now: CreateVm, seen: tuple[Evidence, ...], allowed: bool) -> Finding:
@@ -151,6 +151,30 @@ def _never(host: Host) -> Pair:
     return Pair(fix._replace(text=f"{fix.text[:-1]}; while no VM exists (EBUSY otherwise)."), undo)
 
 
+def _cpuset_gain(host: Host) -> Gain:
+    saved = gains.CREATE_JAILED_MS - gains.CREATE_FREE_MS
+    return Gain(
+        f"About {saved:.0f} ms less for a KVM_CREATE_VM in a jail, as measured on 5.4.",
+        "in its cgroups - in none, one grace period",
+        (
+            ("in its cgroups", f"{gains.CREATE_JAILED_MS} ms", gains.JAILED),
+            ("in none", f"{gains.CREATE_FREE_MS} ms", gains.JAILED),
+            *_grace_period_here(host),
+        ),
+        f"published: {gains.JAILED}",
+        Amount(saved, saved, saved, "ms per KVM_CREATE_VM"),
+    )
+
+
+def _grace_period_here(host: Host) -> list[tuple[str, str, str]]:
+    hz, cpus = integer(host.config("HZ")), host.cpu.processors
+    if not hz or not cpus:
+        return []
+    bounds = grace_period(hz, cpus)
+    text = f"{bounds.low / 1e6:.0f} ms if CPUs are quiet, {bounds.high / 1e6:.0f} ms if one has to be urged"
+    return [("one grace period here", text, f"model: CONFIG_HZ={hz}, {cpus} CPUs")]
+
+
 def creation_gain(host: Host, now: CreateVm) -> Gain:
     """What KVM_CREATE_VM takes less without its thread: as others measured, beside a grace period by the model."""
     waits = len(now.locks)
@@ -164,11 +188,7 @@ def creation_gain(host: Host, now: CreateVm) -> Gain:
         ("without", "0.518, 0.495, 0.513 ms", gains.STICKY),
         ("grace periods", str(waits), "rule cgroup-attach-wait"),
     ]
-    hz, cpus = integer(host.config("HZ")), host.cpu.processors
-    if hz and cpus:
-        bounds = grace_period(hz, cpus)
-        text = f"{bounds.low / 1e6:.0f} ms if CPUs are quiet, {bounds.high / 1e6:.0f} ms if one has to be urged"
-        inputs.append(("one grace period here", text, f"model: CONFIG_HZ={hz}, {cpus} CPUs"))
+    inputs += _grace_period_here(host)
     return Gain(
         f"{low:.0f} to {high:.0f} ms less for a KVM_CREATE_VM that meets no other, as measured elsewhere; a burst of "
         "them queues up behind each other besides.",
