@@ -61,7 +61,7 @@ FIRES = [
     Case("nx-recovery-thread", machine("intel", "6.1.100"), "info notice info info", "favordynmods is left"),
     Case("nx-recovery-thread", machine("amd", "5.10.150"), "info warning info info", "cpuset_rwsem"),
     Case("favordynmods", machine("intel", "6.1.100"), "info warning - notice", "the only remedy"),
-    Case("favordynmods", machine("amd", "6.1.100"), "info notice - notice", "never is the better one"),
+    Case("favordynmods", machine("amd", "6.1.100"), "info info - notice", "never is the better one"),
     Case("favordynmods", changed(INTEL, ("/proc/self/mountinfo", "")), "unknown unknown unknown unknown", "no mount"),
     Case("cgroup-version", changed(machine("intel", "6.1.100"), ("/proc/self/mountinfo",
          "30 23 0:26 / /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory\n"
@@ -150,7 +150,8 @@ FIRES = [
                               (f"{DEBUG}/halt_poll_success_ns", "1000000000")), "info notice - info", "in vain"),
     Case("guest-halt-poll", changed(AMD, AMD_GUEST, ("/sys/class/dmi/id/product_name", "KVM"),
                                     ("/sys/class/dmi/id/sys_vendor", "QEMU"),
-                                    ("/sys/module/haltpoll/parameters/guest_halt_poll_ns", "200000")),
+                                    ("/sys/module/haltpoll/parameters/guest_halt_poll_ns", "200000"),
+                                    (f"{CPU}/cpuidle/current_governor", "haltpoll")),
          "info info info info", ""),
     Case("paravirtual-guest", changed(AMD, AMD_GUEST, ("/sys/class/dmi/id/product_name", "KVM"),
                                       ("/sys/class/dmi/id/sys_vendor", "QEMU"), ("/proc/cmdline", "no-kvmclock")),
@@ -244,6 +245,21 @@ def test_a_copy_of_a_tree_without_device_nodes_tells_nothing_of_them():
     assert set(severities("kvm-device", made(changed(INTEL, ("/proc/misc", None)), None)).values()) == {
         Severity.UNKNOWN
     }
+
+
+def test_before_6_12_vmx_is_off_until_the_first_vm():
+    """hardware_enable_all in kvm_create_vm; from 6.12 on kvm.enable_virt_at_load."""
+    for kernel, expected in (("6.1.190", Severity.OK), ("6.12.117", Severity.INFO)):
+        text = "KVM: Mitigation: VMX disabled"
+        files = changed(machine("intel", kernel), (f"{VULNERABILITIES}/itlb_multihit", text))
+        assert set(severities("itlb-multihit", made(files)).values()) == {expected}
+
+
+def test_the_haltpoll_module_alone_does_not_poll():
+    files = changed(AMD, AMD_GUEST, ("/sys/class/dmi/id/sys_vendor", "QEMU"),
+                    ("/sys/module/haltpoll/parameters/guest_halt_poll_ns", "200000"),
+                    (f"{CPU}/cpuidle/current_governor", "menu"))  # fmt: skip
+    assert not findings("guest-halt-poll", made(files))
 
 
 def test_each_check_has_a_host_where_it_fires():

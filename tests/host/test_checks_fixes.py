@@ -28,10 +28,17 @@ def only(id, files, profile=Profile.DEFAULT):
 def test_never_is_written_at_once_but_only_loading_kvm_anew_takes_it_back():
     """set_nx_huge_pages: every write after never fails with EPERM."""
     found = only("nx-recovery-thread", machine("amd", "6.1.100"), Profile.FAAS)
-    write, options = found.fix.steps
+    options, write = found.fix.steps
     assert write == Write(NX, "never")
     assert options.path == OPTIONS and options.text.endswith("options kvm nx_huge_pages=never\n")
     assert found.undo.steps == (Remove(OPTIONS), ReloadModules(("kvm_amd", "kvm")))
+
+
+def test_never_waits_for_the_next_load_where_vms_run():
+    """Writing it gives EBUSY while a VM exists; each VM holds a reference on the vendor's module."""
+    files = changed(machine("amd", "6.1.100"), ("/proc/modules", "kvm_amd 1 3 - Live 0x0\nkvm 1 1 kvm_amd, Live 0x0"))
+    steps = only("nx-recovery-thread", files, Profile.FAAS).fix.steps
+    assert not any(isinstance(step, Write) for step in steps) and ReloadModules(("kvm_amd", "kvm")) in steps
 
 
 def test_never_gains_what_was_measured_and_says_what_a_grace_period_is_here():

@@ -61,7 +61,9 @@ def favordynmods(host: Host, profile: Profile) -> Found:
         fix, undo = by_hand(text, "Boot without it.")
     else:
         fix, undo = _remount(here, v2.path, _options(v2.options))
-    severity = by(profile, INFO, faas=WARNING if helps_kvm else NOTICE, hardened=NOTICE if helps_kvm else INFO)
+    severity = by(
+        profile, INFO, faas=WARNING if helps_kvm else INFO if free else NOTICE, hardened=NOTICE if helps_kvm else INFO
+    )
     title = "favordynmods is off: each move between control groups waits for an RCU grace period"
     if waits:
         title += ", and so does each KVM_CREATE_VM"
@@ -107,7 +109,7 @@ def _remount(here: Setting, path: str, options: str) -> Pair:
     now = ("mount", "-o", f"remount{kept},favordynmods", path)
     off = ("mount", "--options-mode", "ignore", "-o", f"remount{kept}", path)
     at_boot = here.has("cgroup-favordynmods-boot")
-    good = (BootParameter("cgroup_favordynmods=1"),) if at_boot else unit(_SERVICE, "Moves without RCU", now)
+    good = (BootParameter("cgroup_favordynmods=1"),) if at_boot else unit(_SERVICE, "favordynmods on cgroup2", now)
     bad = (BootParameter("cgroup_favordynmods=1", remove=True),) if at_boot else no_unit(_SERVICE)
     fix = Change("Mount the v2 hierarchy again with favordynmods, now and at each boot.", (Run(now), *good))
     if here.has("cgroup-per-process-rwsem"):

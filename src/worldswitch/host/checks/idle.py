@@ -11,6 +11,7 @@ DEFAULT_POLL_NS, LONG_POLL_NS = 200_000, 1_000_000
 """x86's own maximum, and from where the documentation's warning of busy idle hosts is taken to hold."""
 DEFAULT_TIMER_US = 200
 STATISTICS = "/sys/kernel/debug/kvm"
+CPUIDLE = "/sys/devices/system/cpu/cpuidle"
 HALTPOLL = "/sys/module/haltpoll/parameters/guest_halt_poll_ns"
 
 
@@ -88,7 +89,8 @@ def _wasted(host: Host) -> Gain:
 def guest_halt_poll(host: Host, profile: Profile) -> Found:
     """The guest's side of halt polling; only told of hosts that are KVM guests."""
     value = integer(host.text(HALTPOLL))
-    if value is None or host.hypervisor != "KVM":
+    governor = host.text(f"{CPUIDLE}/current_governor") or host.text(f"{CPUIDLE}/current_governor_ro")
+    if value is None or host.hypervisor != "KVM" or governor != "haltpoll":
         return None
     title = f"before this host, a KVM guest, halts, it polls for up to {value / 1000:g} us itself"
     if not value:

@@ -142,8 +142,9 @@ def itlb_multihit(host: Host, profile: Profile) -> Found:
             *boot("kvm.nx_huge_pages=force", why="since the parameter cannot be read here"),
             risk="Code in huge pages is split into 4 KiB pages.",
         )
-    if text == "KVM: Mitigation: VMX disabled" and kvm_works(host):
-        title = "VMX is off on the CPU that answered: virtualization is switched on with the first VM"
+    at_load = host.kernel is not None and host.kernel.has("virt-at-load")
+    if text == "KVM: Mitigation: VMX disabled" and kvm_works(host) and at_load:
+        title = "VMX is off on the CPU that answered, so loading KVM did not switch it on (kvm.enable_virt_at_load=0)"
         return Finding("itlb-multihit", INFO, title, (host.evidence(VULNERABILITY),), NO_GAIN)
     return fine(host, "itlb-multihit", "the kernel reports no exposure to the iTLB multihit bug", VULNERABILITY)
 

@@ -19,15 +19,18 @@ from worldswitch.host.checks.terms import (
     kernel_evidence,
     kvm_works,
     multihit,
+    vendor_module,
 )
 from worldswitch.host.facts import Host
 from worldswitch.host.finding import (
     Amount,
+    Change,
     Evidence,
     Finding,
     Found,
     Gain,
     Profile,
+    Write,
     check,
 )
 from worldswitch.kvm.vmcreate import Cgroup, CreateVm, create_vm, grace_period
@@ -146,9 +149,14 @@ def _without_wait(host: Host, profile: Profile, now: CreateVm, seen: tuple[Evide
 def _never(host: Host) -> Pair:
     """It can be written while no VM exists; only loading kvm anew takes it back."""
     to = "to make no recovery threads on this processor"
-    fix = parameter(host, "kvm", PARAMETER, "never", "auto", live=True, to=to).fix
+    used = host.module_users.get(vendor_module(host) or "", 0) > 0
+    fix = parameter(host, "kvm", PARAMETER, "never", "auto", live=not used, to=to).fix
     undo = parameter(host, "kvm", PARAMETER, "never", "auto", live=False, to=to).undo
-    return Pair(fix._replace(text=f"{fix.text[:-1]}; while no VM exists (EBUSY otherwise)."), undo)
+    if used:
+        return Pair(fix, undo)
+    # Last, as it fails with EBUSY if a VM has come up since.
+    steps = (*(step for step in fix.steps if not isinstance(step, Write)), fix.steps[0])
+    return Pair(Change(f"{fix.text[:-1]}; while no VM exists (EBUSY otherwise).", steps), undo)
 
 
 def _cpuset_gain(host: Host) -> Gain:
