@@ -142,12 +142,39 @@ def test_it_does_what_real_kvm_did(found: dict[str, Any]) -> None:
 
 
 def test_cpuid_is_what_real_kvm_showed() -> None:
-    """KVM_GET_SUPPORTED_CPUID of 7.2.13 in the lab's Bochs, 2026-11-30, asked by worldswitch.live.cpuid.offered."""
+    """KVM_GET_SUPPORTED_CPUID in the lab's Bochs, 2026-11-30, asked by worldswitch.live.cpuid.offered."""
     names = ("shstk", "ibt", "pku")
-    for mmu, settings, seen in (
-        ("default", [], {"shstk", "ibt", "pku"}),
-        ("shadow", [], set()),
-        ("default", ["kvm_intel.cet=0"], {"pku"}),
+    for version, mmu, settings, seen in (
+        ("7.2.13", "default", [], {"shstk", "ibt", "pku"}),
+        ("7.2.13", "shadow", [], set()),
+        ("7.2.13", "default", ["kvm_intel.cet=0"], {"pku"}),
+        ("7.2.13", "default", ["unrestricted_guest=0"], {"pku"}),
+        ("7.2.13", "default", ["allow_smaller_maxphyaddr=1"], {"pku"}),
+        ("6.12.117", "default", [], {"pku"}),
     ):
-        policy = Policy.of("7.2.13", "intel", mmu, settings)
+        policy = Policy.of(version, "intel", mmu, settings)
         assert {name for name in names if offers(policy, name)} == seen
+
+
+# KVM_SET_MSRS of 7.2.13 in the lab's Bochs, 2026-11-30: refused or not, by the guest's features.
+SET_VALUES = [0, 0x1, 0x2, 0x3, 0x4, 0x3C, 0x40, 0x200, 0x400, 0x800, 0xC00, 0x1000, 0x2000, 0x3000, 0x4000,
+              0x7FFF_FFFF_FFFC, 0x7FFF_FFFF_F000, 1 << 47, 0xFFFF_8000_0000_0000, 1 << 63, 0xFFFF_FFFF_FFFF_FFFC]  # fmt: skip
+SET_MSRS = [
+    (BOTH, U_CET, "nnnnnnyynnyyyynyynnny"),
+    (BOTH, S_CET, "nnnnnnyynnyyyynyynnny"),
+    (BOTH, POINTERS[0], "nyyynnnnnnnnnnnnnynyn"),
+    (BOTH, POINTERS[3], "nyyynnnnnnnnnnnnnynyn"),
+    (BOTH, TABLE, "nnnnnnnnnnnnnnnnnynyn"),
+    (SHSTK, U_CET, "nnnnyyyyyyyyyyyyyyyyy"),
+    (SHSTK, S_CET, "nnnnyyyyyyyyyyyyyyyyy"),
+    (SHSTK, POINTERS[0], "nyyynnnnnnnnnnnnnynyn"),
+    (SHSTK, POINTERS[3], "nyyynnnnnnnnnnnnnynyn"),
+    (SHSTK, TABLE, "nnnnnnnnnnnnnnnnnynyn"),
+    (IBT, U_CET, "nyyynnyynnyyyynyynnny"),
+    (IBT, S_CET, "nyyynnyynnyyyynyynnny"),
+]
+
+
+@pytest.mark.parametrize(("features", "msr", "refused"), SET_MSRS, ids=range(len(SET_MSRS)))
+def test_values_that_real_kvm_refused_from_userspace(features: frozenset[str], msr: int, refused: str) -> None:
+    assert "".join("ny"[refuses(features, msr, value)] for value in SET_VALUES) == refused
