@@ -299,11 +299,6 @@ class Machine(Switch):
 
     # ---- exceptions and emulation
 
-    def emulated_instruction(self) -> None:
-        """KVM's emulator runs an instruction."""
-        self.stats["insn_emulation"] += 1
-        self.event("kvm_emulate_insn", {"rip": self.rip, "csbase": 0, "flags": 9, "failed": False})
-
     def skip_instruction(self, enter: bool = True) -> None:
         """KVM goes on behind the instruction that exited, and to the guest again unless userspace comes first."""
         if self.policy.vendor is Vendor.AMD and not self.host.next_rip:

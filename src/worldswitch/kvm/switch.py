@@ -166,6 +166,11 @@ class Switch:
         if self.events is not None:
             self.event("kvm_entry", {"vcpu_id": 0, "rip": self.rip})
 
+    def emulated_instruction(self) -> None:
+        """KVM's emulator runs an instruction."""
+        self.stats["insn_emulation"] += 1
+        self.event("kvm_emulate_insn", {"rip": self.rip, "csbase": 0, "flags": 9, "failed": False})
+
     def event(self, name: str, row: dict[str, Any]) -> None:
         """Keep a row, if rows are kept."""
         if self.events is not None:
