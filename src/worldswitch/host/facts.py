@@ -81,7 +81,11 @@ class Host:
 
     def why(self, path: str) -> str:
         """Why a file was not read; empty if it was."""
-        return "" if path in self.files or path in self.devices else self._failed.get(path, ABSENT)
+        if path in self.files or path in self.devices:
+            return ""
+        while path and path not in self._failed:
+            path = path.rpartition("/")[0]  # perhaps its folder could not be listed
+        return self._failed.get(path, ABSENT)
 
     def evidence(self, path: str, value: str | None = None) -> Evidence:
         """A file and *value*, by default its first line, or why it was not read."""

@@ -55,6 +55,8 @@ class _Reading:
         names = [
             name for name in self._names(before, {}) if not (first and one.known and not one.known.fullmatch(name))
         ]
+        if len(names) > _MOST_MATCHES:
+            self._fail(before, f"{len(names):,} names, of which the first {_MOST_MATCHES:,} were looked at")
         for name in names[:_MOST_MATCHES]:
             yield from self._expand(f"{before}/{name}", parts[1:], one, first=False)
 
