@@ -71,9 +71,7 @@ def test_of_the_configuration_what_decides_about_kvm_stays() -> None:
 
 
 def test_of_many_processors_one_is_kept_and_the_others_counted() -> None:
-    text = (
-        "processor\t: 0\nmodel name\t: X\napicid\t: 9\nflags\t: fpu\n\nprocessor\t: 1\nmodel name\t: X\nflags\t: fpu\n"
-    )
+    text = "processor\t: 0\nmodel name\t: X\napicid\t: 9\nflags\t: fpu\n\nprocessor\t: 1\nflags\t: fpu\n"
     kept = allowed.keep_processors(text)
     assert "apicid" not in kept
     assert kept.count("flags") == 1
