@@ -28,6 +28,16 @@ STEPS = (
         "The same toggle on the executable KVM, under kernels and processors of your choice:",
         ["run", "cr0-wp", "--on", "model", "--kernel", "5.10,6.12", "--cpu", "intel,amd"],
     ),
+    ("Published measurements of that, beside what the model predicts:", ["tables", "next-2023-03"]),
+    (
+        "Twenty VMs at once: KVM_CREATE_VM on three kernels, and with NX huge pages given up:",
+        ["run", "create-vm", "--on", "model", "--kernel", "5.10,6.1,6.12", "--burst", "20"],
+    ),
+    ("What writing never to nx_huge_pages means there:", ["nx", "write", "never", "--kernel", "5.10,6.1,6.12"]),
+    (
+        "A host, as a snapshot of it says: what would make its VMs faster?",
+        ["doctor", "tests/data/hosts/intel-6.1.tar.xz"],
+    ),
     ("A timeline to open at ui.perfetto.dev:", ["convert", INTEL, "-o", "demo/vmx-5.10-ept.perfetto.json"]),
 )
 
