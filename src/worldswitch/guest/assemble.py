@@ -8,7 +8,7 @@ from worldswitch.guest.check import features
 from worldswitch.guest.context import Context, Memory
 from worldswitch.guest.emit import Assembler, resolve
 from worldswitch.guest.image import AREA_SIZE, Entry, Image, Region, Segment
-from worldswitch.guest.layout import OWN_MEMORY, WINDOWS
+from worldswitch.guest.layout import BARRIER, OWN_MEMORY, WINDOWS
 from worldswitch.guest.operations import Access, Fetch, Operation, SingleStep, User, WriteEntry
 from worldswitch.guest.paths import places
 from worldswitch.guest.program import SIZES, Layout, Mode, Program, ProgramError, Space
@@ -67,6 +67,7 @@ def assemble(program: Program) -> Image:
         return _assemble_bare(program, program.layout)
     arena, base = Arena(program.name), WINDOWS[program.mode]
     barrier = base + arena.take(PAGE)
+    assert barrier == base + BARRIER
     memories = [_memory(program, number, arena, base, barrier) for number in range(len(program.vcpus))]
     window, tables = _tables(program, arena)
     contexts, starts = [], []

@@ -19,7 +19,8 @@ cdef class Guest:
     cdef int64_t _index, _pass
     cdef bint _whole, _in_fix, _skips_soft
     cdef object _tables
-    cdef tuple _setup, _end, _stubs
+    cdef readonly tuple setup, end
+    cdef tuple _stubs
     cdef dict _handlers
 
     @cython.locals(number=int64_t, whole=bint)

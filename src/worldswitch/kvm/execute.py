@@ -13,7 +13,7 @@ from typing import Any
 from worldswitch.guest import image as layout
 from worldswitch.guest import operations as ops
 from worldswitch.guest.image import Fault, Image
-from worldswitch.guest.layout import WINDOWS
+from worldswitch.guest.layout import BARRIER, WINDOWS
 from worldswitch.guest.paths import vcpu_places
 from worldswitch.guest.program import Handler, Program
 from worldswitch.kvm import register_writes as writes
@@ -59,6 +59,7 @@ class Guest:
     """One vCPU's program under way.
 
     Args:
+        machine: The vCPU; its number says whose part of the program this is.
         whole: Execute every pass of repeats.
 
     Attributes:
@@ -69,7 +70,8 @@ class Guest:
 
     def __init__(self, machine: Machine, program: Program, image: Image, whole: bool = False) -> None:
         self.m, self.program, self.image, self._whole = machine, program, image, whole
-        self.entry = image.entries[0]
+        number = machine.number
+        self.entry = image.entries[number]
         self.bare = self.entry.area is None
         self.window = 0 if program.layout else WINDOWS[program.mode]
         self.believed_cr0, self.believed_cr4 = self.entry.cr0, self.entry.cr4
@@ -79,29 +81,42 @@ class Guest:
         self._index = self._pass = 0
         self._in_fix = False
         self._skips_soft = emulates_soft_interrupt(machine.policy, machine.host.next_rip)
-        vcpu = program.vcpus[0]
+        vcpu = program.vcpus[number]
         self._tables = Entries(program, image)
         pieces = Pieces(image, self.window, self.entry.rip, _DO)
-        self._setup = pieces.steps(vcpu.setup, "vcpu 0 setup")
-        self.body = pieces.steps(vcpu.body, "vcpu 0 body")
-        self._end = pieces.steps(vcpu.end, "vcpu 0 end")
+        self.setup = pieces.steps(vcpu.setup, f"vcpu {number} setup")
+        self.body = pieces.steps(vcpu.body, f"vcpu {number} body")
+        self.end = pieces.steps(vcpu.end, f"vcpu {number} end")
         self._handlers: dict[int, tuple[Handler, tuple[Step, ...]]] = {}
         for handler in vcpu.handlers:
-            fix = pieces.steps(handler.fix, f"vcpu 0 handler {handler.vector} fix")
+            fix = pieces.steps(handler.fix, f"vcpu {number} handler {handler.vector} fix")
             self._handlers[handler.vector] = (handler, fix)
         self._stubs = () if self.bare else pieces.stubs(self.entry.idt[0], machine.memory)
         self._gdt, self._idt = (0, 0) if self.bare else (self.entry.gdt[0], self.entry.idt[0])
         self._stack = self.entry.rsp
-        self.period = max([getattr(place.operation, "span", 1) for place in vcpu_places(0, vcpu)], default=1)
+        self.period = max([getattr(place.operation, "span", 1) for place in vcpu_places(number, vcpu)], default=1)
+
+    @property
+    def guests(self) -> tuple[Guest, ...]:
+        """All that takes part in a pass: this one."""
+        return (self,)
 
     # ---- parts
 
-    def start(self, n: int) -> None:
+    def start(self) -> None:
         """From the first instruction to the first pass."""
+        self.begin()
+        self._run_all(self.setup)
+        self.begin_passes()
+
+    def begin(self) -> None:
+        """Enter the guest, at its first instruction."""
         self.m.rip = self.entry.rip
         self.m.enter()
         self.m.fetch(self.entry.rip)
-        self._run_all(self._setup)
+
+    def begin_passes(self) -> None:
+        """Between set-up and the first pass."""
         if self.entry.area is not None:
             self.m.load(self._area(layout.N), 8)
             self._touch_area(layout.TSC_START)
@@ -110,17 +125,38 @@ class Guest:
         """Passes *first* to *end* - 1 of the body, or of a block in it."""
         whole = steps is self.body
         for number in range(first, end):
-            self._index = number
-            if whole:
-                self._pass = number
+            self.pass_begins(number, whole)
             self._run_all(steps)
 
-    def finish(self) -> None:
-        """From the last pass to the final HLT."""
+    def pass_begins(self, number: int, whole: bool = True) -> None:
+        """Accesses that move with the pass are in pass *number* now; *whole*: of the body."""
+        self._index = number
+        if whole:
+            self._pass = number
+
+    @property
+    def index(self) -> int:
+        """The pass that accesses are in."""
+        return self._index
+
+    def perform(self, steps: tuple[Step, ...]) -> None:
+        """Execute operations in the pass that has begun."""
+        self._run_all(steps)
+
+    def end_passes(self) -> None:
+        """Between the last pass and what comes at the end."""
         self._index = self._pass = 0
         if not self.bare:
             self._touch_area(layout.TSC_END)
-        self._run_all(self._end)
+
+    def finish(self) -> None:
+        """From the last pass to the final HLT."""
+        self.end_passes()
+        self._run_all(self.end)
+        self.stop()
+
+    def stop(self) -> None:
+        """The final HLT."""
         self.m.rip = self.entry.end - 1
         self.m.fetch(self.entry.end - 1)
         self._halt(last=True)
@@ -477,6 +513,13 @@ class Guest:
     def nop(self, _: Step, __: bool) -> None:
         """NOPs."""
 
+    def meet(self, _: Step, __: bool) -> None:
+        """Count the arrival; who waits for whom is decided by :mod:`worldswitch.kvm.turns`."""
+        self.m.translate(self.window + BARRIER, _READ, False)
+        self.m.translate(self.window + BARRIER, _WRITE, False)
+        if self.m.emulating:
+            self._refuse_emulated_stack()
+
 
 _DO: dict[type[ops.Operation], Callable[[Guest, Step, bool], None]] = {
     ops.WriteCr: Guest.write_cr,
@@ -485,7 +528,7 @@ _DO: dict[type[ops.Operation], Callable[[Guest, Step, bool], None]] = {
     ops.WriteEntry: Guest.write_entry, ops.ReadEntry: Guest.read_entry, ops.Stac: Guest.set_ac, ops.Clac: Guest.set_ac,
     ops.WritePkru: Guest.pkru, ops.ReadPkru: Guest.pkru, ops.Cpuid: Guest.cpuid, ops.Vmcall: Guest.vmcall,
     ops.In: Guest.port, ops.Out: Guest.port, ops.Hlt: Guest.hlt, ops.ReadDr: Guest.debug_register,
-    ops.WriteDr: Guest.debug_register, ops.SingleStep: Guest.single_step, ops.Nop: Guest.nop, ops.Meet: Guest.nop,
+    ops.WriteDr: Guest.debug_register, ops.SingleStep: Guest.single_step, ops.Nop: Guest.nop, ops.Meet: Guest.meet,
 }  # fmt: skip
 
 

@@ -1,5 +1,5 @@
 # cython: annotation_typing=False, auto_pickle=False, wraparound=True
-"""A VM with one vCPU: how its instructions reach memory, and how exceptions reach it.
+"""A vCPU of a VM: how its instructions reach memory, and how exceptions reach it.
 
 The processor runs guest instructions by the manuals (:mod:`worldswitch.x86`); where it leaves the guest,
 :mod:`worldswitch.kvm.switch` says what comes next.
@@ -60,7 +60,7 @@ class NotModelled(UsageError):
 
 
 class Machine(Switch):
-    """The VM."""
+    """The vCPU."""
 
     __slots__ = ()
 
@@ -187,7 +187,7 @@ class Machine(Switch):
         """Map a frame, and say what KVM says of it."""
         assert self.tdp is not None and self.events is not None
         tree = self.tdp.tree
-        self.events += fault_begins(self.policy, gpa, code)
+        self.events += fault_begins(self.policy, self.number, gpa, code)
         tables, small = set(tree.tables), set(tree.small)  # type: ignore[union-attr]
         mapped = self.tdp.map(gfn, fetch)
         tables, small = tree.tables - tables, tree.small - small - {gfn}  # type: ignore[union-attr]
@@ -204,7 +204,9 @@ class Machine(Switch):
 
     def _page_fault_event(self, address: int, code: int) -> None:
         if self.events is not None:
-            self.event("kvm_page_fault", {"vcpu_id": 0, "fault_address": address, "error_code": code & 0xFFFF_FFFF})
+            self.event(
+                "kvm_page_fault", {"vcpu_id": self.number, "fault_address": address, "error_code": code & 0xFFFF_FFFF}
+            )
 
     def _walk_shadow(self, va: int, kind: int, user: bool) -> Translation:
         assert self.shadow is not None
@@ -337,9 +339,9 @@ class Machine(Switch):
         )  # fmt: skip
 
     def rest_state(self) -> tuple[object, ...]:
-        """All else that decides what happens next: translations, KVM's tables, memory."""
+        """What else of this vCPU decides what happens next: translations, roots loaded, requests."""
         mmu = self.tdp.state() if self.tdp is not None else self.shadow.state() if self.shadow is not None else None
-        return self.tlb.state(), mmu, self.memory.state(), self.backing.count(), frozenset(self._requests)
+        return self.tlb.state(), mmu, frozenset(self._requests)
 
 
 def _of_spte(rights: int) -> int:

@@ -58,7 +58,7 @@ def root_loaded(policy: Policy, host: Host, now: Registers, tree: Tree, level: i
         yield _get_page(role_word(policy, host, now, level), 0, created)
 
 
-def fault_begins(policy: Policy, gpa: int, code: int) -> Iterator[Event]:
+def fault_begins(policy: Policy, vcpu: int, gpa: int, code: int) -> Iterator[Event]:
     """What is said before KVM looks for the page: with EPT, the legacy MMU of old kernels tries to fix it fast.
 
     It does so for whatever is not present, since its entries could be marked for access tracking (mmu.c,
@@ -66,7 +66,7 @@ def fault_begins(policy: Policy, gpa: int, code: int) -> Iterator[Event]:
     """
     if policy.mmu is Mmu.LEGACY and policy.vendor is Vendor.INTEL and not policy.has("tdp-root-role-constant"):
         error = (4 if code & 1 else 0) | (2 if code & 2 else 0) | (_FETCH if code & 4 else 0)
-        yield "fast_page_fault", {"vcpu_id": 0, "cr2_or_gpa": gpa, "error_code": error, "ret": _RET_INVALID}
+        yield "fast_page_fault", {"vcpu_id": vcpu, "cr2_or_gpa": gpa, "error_code": error, "ret": _RET_INVALID}
 
 
 def page_mapped(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ from worldswitch.record.trace import Batch, Columns, Meta, Trace
 from worldswitch.x86.exits import builtin
 
 THREAD = 1
-"""The thread of the vCPU, and its process."""
+"""The process, and the thread of its first vCPU; the other vCPUs' have the numbers after it."""
 _TYPES = {
     "exit_reason": np.uint32, "isa": np.uint32, "vcpu_id": np.uint32, "rw": np.uint32, "cr": np.uint32,
     "error_code": np.uint64, "exception": np.uint8, "has_error": np.bool_, "reinjected": np.bool_, "failed": np.bool_,
@@ -19,19 +20,22 @@ _TYPES = {
 np.int32, }  # fmt: skip
 
 
-def trace_of(rows: Sequence[tuple[str, Mapping[str, Any]]]) -> Trace:
-    """The rows as one batch; event *i* has time *i*."""
+def trace_of(rows: Sequence[tuple[str, Mapping[str, Any]]], turns: Sequence[tuple[int, int]] = ()) -> Trace:
+    """The rows as one batch; event *i* has time *i*. *turns*: from which row on another vCPU acts, and which."""
     events = tuple(dict.fromkeys(name for name, _ in rows))
     numbers = {name: place for place, name in enumerate(events)}
     order = np.array([numbers[name] for name, _ in rows], np.uint16)
     tables = tuple(_columns([row for name, row in rows if name == event]) for event in events)
     count = len(rows)
+    threads = np.full(count, THREAD, np.int32)
+    for (first, vcpu), (end, _) in pairwise([*turns, (count, 0)]):
+        threads[first:end] = THREAD + vcpu
     batch = Batch(
         events,
         order,
         np.arange(count, dtype=np.int64),
         np.zeros(count, np.int32),
-        np.full(count, THREAD, np.int32),
+        threads,
         np.full(count, THREAD, np.int32),
         tables,
     )

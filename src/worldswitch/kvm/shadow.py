@@ -35,13 +35,13 @@ class Found(NamedTuple):
 
 
 class Shadow:
-    """The shadow MMU of one VM with one vCPU.
+    """The shadow MMU of one vCPU.
 
     Args:
         walker: Gives what a walk of the guest's tables needs, now.
 
     Attributes:
-        pages: All shadow pages.
+        pages: All shadow pages of the VM.
         roots: The current root and those before it.
     """
 
@@ -54,12 +54,11 @@ class Shadow:
         backing: Backing,
         memory: Memory,
         walker: Callable[[], Walker],
-        flush: Callable[[], None],
-        request: Callable[[str], None],
+        pages: Pages,
     ) -> None:
         self._policy, self._backing, self._memory, self._walker = policy, backing, memory, walker
         self._nx = nx_active(policy, host)
-        self.pages = Pages(policy, memory, lambda: walker().controls, flush, request)
+        self.pages = pages
         self.roots: Roots[Page] = Roots(policy, _free)
 
     # ---- roots
@@ -263,10 +262,10 @@ class Shadow:
             return
 
     def state(self) -> object:
-        """A value that is equal whenever all pages and roots are."""
+        """A value that is equal whenever all roots are."""
         roots = [(root.pgd, root.page.gfn, root.page.role) if root else None for root in self.roots.previous]
         current = self.roots.current
-        return self.pages.state(), roots, (current.pgd, current.page.role) if current else None
+        return roots, (current.pgd, current.page.role) if current else None
 
 
 def _free(page: Page) -> None:

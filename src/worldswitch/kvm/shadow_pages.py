@@ -71,7 +71,7 @@ class Pages:
     Args:
         controls: Gives the processor's bits of the moment: reserved bits of guest entries.
         flush: Called where KVM has all vCPUs flush.
-        request: Called with what this vCPU is to do before its next entry: reload, current.
+        request: Called with what is to be done before the next entry: current, by this vCPU; reload, by all.
 
     Attributes:
         counts: The VM statistics of the shadow MMU by KVM's names.

@@ -34,7 +34,7 @@ _KINDS: dict[type[ops.Operation], int] = {
     **dict.fromkeys(
         (
             ops.ReadCr, ops.Clts, ops.Lmsw, ops.ReadMsr, ops.WriteMsr, ops.Cpuid, ops.Vmcall, ops.In, ops.Out, ops.Hlt,
-            ops.ReadDr, ops.WriteDr, ops.Stac, ops.Clac, ops.WritePkru, ops.ReadPkru, ops.Nop, ops.Meet,
+            ops.ReadDr, ops.WriteDr, ops.Stac, ops.Clac, ops.WritePkru, ops.ReadPkru, ops.Nop,
         ),
         REGISTERS,
     ),

@@ -11,11 +11,9 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from worldswitch.kvm.backing import Backing
 from worldswitch.kvm.control_registers import Flush, Outcome
 from worldswitch.kvm.effects import Effect
 from worldswitch.kvm.guest_walk import Walker
-from worldswitch.kvm.host import Host
 from worldswitch.kvm.intercepts import Reason
 from worldswitch.kvm.mmu_events import root_loaded
 from worldswitch.kvm.permissions import Permissions
@@ -23,9 +21,9 @@ from worldswitch.kvm.policy import Policy
 from worldswitch.kvm.roles import permissions, shadow_root_role, tdp_root_role
 from worldswitch.kvm.shadow import Shadow
 from worldswitch.kvm.tdp import Tdp
+from worldswitch.kvm.vm import Vm
 from worldswitch.x86.access import Controls
 from worldswitch.x86.control import Registers
-from worldswitch.x86.memory import Memory
 from worldswitch.x86.paging import ADDRESS
 from worldswitch.x86.registers import CR0, CR4, EFER, bit_mask
 from worldswitch.x86.tlb import Tlb
@@ -42,17 +40,18 @@ _MODES = 64
 
 
 class Switch:
-    """A vCPU and its VM.
+    """A vCPU.
 
     Args:
+        vm: Its VM, which takes it up.
         now: The registers it is entered with.
-        record: Keep a row for each event.
 
     Attributes:
+        number: Which of the VM's it is.
         reasons: Exits by reason; their sum is the statistic ``exits``.
         stats: KVM's statistics by name, and root_loads, root_unloads, mmu_resets.
         userspace: Exits to userspace by KVM_EXIT name.
-        events: Rows (event, fields) in order, None if they are not kept.
+        events: Rows (event, fields) of the VM in order, None if they are not kept.
         rip: What events give as guest_rip.
         dr_given: The guest has the debug registers since the last exit.
         judged: Register writes judged before, by all that decides about them.
@@ -60,9 +59,9 @@ class Switch:
         effects: What instructions were seen to do, not all of it counted yet; see :meth:`settle`.
     """
 
-    def __init__(
-        self, policy: Policy, host: Host, memory: Memory, backing: Backing, now: Registers, record: bool = False
-    ) -> None:
+    def __init__(self, vm: Vm, now: Registers) -> None:
+        self.vm, self.number = vm, vm.add(self)
+        policy, host, memory, backing = vm.policy, vm.host, vm.memory, vm.backing
         self.policy, self.host, self.memory, self.backing = policy, host, memory, backing
         self.cr0, self.cr3, self.cr4, self.efer = now.cr0, now.cr3, now.cr4, now.efer
         self.cr2 = self.cr8 = self.pkru = self.rip = self.mmu_calls = 0
@@ -72,7 +71,7 @@ class Switch:
         self.stats: Counter[str] = Counter()
         self.userspace: Counter[str] = Counter()
         self.effects: list[Effect] = []
-        self.events: list[tuple[str, dict[str, Any]]] | None = [] if record else None
+        self.events = vm.events
         self.tlb = Tlb()
         self._requests: set[str] = set()
         self._guest: Verdicts | None = None
@@ -83,10 +82,8 @@ class Switch:
         self.judged: dict[tuple[int, ...], tuple[Outcome, bool]] = {}
         self._answers: dict[object, Any] = {}
         self._permissions: Permissions | None = None
-        self.tdp = Tdp(policy, host, backing) if policy.tdp else None
-        self.shadow = (
-            None if policy.tdp else Shadow(policy, host, backing, memory, self.walker, self.flush_all, self.request)
-        )
+        self.tdp = Tdp(policy, host, backing, vm.trees) if policy.tdp else None
+        self.shadow = None if vm.pages is None else Shadow(policy, host, backing, memory, self.walker, vm.pages)
 
     # ---- registers
 
@@ -155,7 +152,7 @@ class Switch:
         self.dr_given = False
         if self.events is not None:
             row = {"exit_reason": reason[1], "guest_rip": self.rip, "isa": reason[0], "info1": info1, "info2": info2}
-            self.event("kvm_exit", {**row, "vcpu_id": 0})
+            self.event("kvm_exit", {**row, "vcpu_id": self.number})
 
     def enter(self) -> None:
         """Enter the guest, once all that was asked for has been done."""
@@ -164,7 +161,14 @@ class Switch:
         if self.injects_again:
             self.emulated_instruction()
         if self.events is not None:
-            self.event("kvm_entry", {"vcpu_id": 0, "rip": self.rip})
+            self.event("kvm_entry", {"vcpu_id": self.number, "rip": self.rip})
+
+    def kicked(self) -> None:
+        """Do what was asked for meanwhile by other vCPUs."""
+        if self._requests and self._loaded():
+            self.dr_given = False
+            while self._requests or not self._loaded():
+                self._serve()
 
     def emulated_instruction(self) -> None:
         """KVM's emulator runs an instruction."""
@@ -194,7 +198,8 @@ class Switch:
     def flush_all(self) -> None:
         """KVM has every vCPU flush: kvm_flush_remote_tlbs."""
         self.stats["remote_tlb_flush_requests"] += 1
-        self.request("flush")
+        for vcpu in self.vm.vcpus:
+            vcpu.request("flush")
 
     def unload(self, reset: bool = False) -> None:
         """Drop all roots; *reset*: as part of kvm_mmu_reset_context."""
@@ -255,15 +260,6 @@ class Switch:
             effect.settle(self)
 
     def counters(self) -> dict[str, int]:
-        """KVM's statistics by name: what is counted, and what there is now."""
+        """KVM's statistics by name, of this vCPU: what is counted."""
         self.settle()
-        found = dict(self.stats)
-        if self.tdp is not None:
-            found["pages_4k"], found["pages_2m"], found["nx_lpage_splits"] = self.tdp.pages()
-            found["mmu_cache_miss"] = self.tdp.made()
-        elif self.shadow is not None:
-            pages = self.shadow.pages
-            found.update(pages.counts)
-            found["pages_4k"], found["pages_2m"] = pages.leaves()
-            found["nx_lpage_splits"] = pages.splits()
-        return found
+        return dict(self.stats)

@@ -8,8 +8,14 @@ cdef class Tree:
     cdef public set small
     cdef public dict large
     cdef public set split
+    cdef public int users
 
     cpdef bint allows(self, uint64_t gfn, bint fetch) except -1
+
+@cython.final
+cdef class Trees:
+    cdef bint _legacy
+    cdef public dict by_role
 
 @cython.final
 cdef class Tdp:
@@ -18,5 +24,5 @@ cdef class Tdp:
     cdef bint _nx
     cdef object _policy
     cdef object _role
-    cdef dict _trees
+    cdef Trees _trees
     cdef public Tree tree

@@ -24,11 +24,13 @@ class Tree:
         large: 2 MiB frames mapped, whether they may be executed.
         split: 2 MiB frames under a table that is there only since they may not be executed when whole.
         tables: The tables below the root: level, and which of that level.
+        users: vCPUs that have it loaded.
     """
 
-    __slots__ = ("large", "small", "split", "tables")
+    __slots__ = ("large", "small", "split", "tables", "users")
 
     def __init__(self) -> None:
+        self.users = 0
         self.tables: set[tuple[int, int]] = set()
         self.small: set[int] = set()
         self.large: dict[int, bool] = {}
@@ -50,8 +52,38 @@ class Mapped(NamedTuple):
     flushed: bool = False
 
 
+class Trees:
+    """All sets of tables of a VM, by role."""
+
+    __slots__ = ("_legacy", "by_role")
+
+    def __init__(self, policy: Policy) -> None:
+        self._legacy = policy.mmu is Mmu.LEGACY
+        self.by_role: dict[tuple[bool, ...], Tree] = {}
+
+    def pages(self) -> tuple[int, int, int]:
+        """The statistics pages_4k, pages_2m and nx_lpage_splits: of all sets of tables there are."""
+        trees = self.by_role.values()
+        return (
+            sum(len(tree.small) for tree in trees),
+            sum(len(tree.large) for tree in trees),
+            sum(len(tree.split) for tree in trees),
+        )
+
+    def made(self) -> int:
+        """The statistic mmu_cache_miss: tables the legacy MMU made, which it never gives up here."""
+        return sum(1 + len(tree.tables) for tree in self.by_role.values()) if self._legacy else 0
+
+    def state(self) -> object:
+        """A value that is equal whenever all tables are."""
+        return {role: (set(t.small), dict(t.large), set(t.split)) for role, t in self.by_role.items()}
+
+
 class Tdp:
-    """The TDP or the legacy MMU of one VM with one vCPU.
+    """The TDP or the legacy MMU of one vCPU.
+
+    Args:
+        trees: Those of the VM; without them, of one with this vCPU alone.
 
     Attributes:
         tree: The current set of tables; None while the root is unloaded.
@@ -59,26 +91,33 @@ class Tdp:
 
     __slots__ = ("_backing", "_host", "_nx", "_policy", "_role", "_trees", "tree")
 
-    def __init__(self, policy: Policy, host: Host, backing: Backing) -> None:
+    def __init__(self, policy: Policy, host: Host, backing: Backing, trees: Trees | None = None) -> None:
         self._policy, self._host, self._backing = policy, host, backing
         self._nx = nx_active(policy, host)
-        self._trees: dict[tuple[bool, ...], Tree] = {}
+        self._trees = Trees(policy) if trees is None else trees
         self._role: tuple[bool, ...] = ()
         self.tree: Tree | None = None
 
     def load(self, role: tuple[bool, ...]) -> None:
         """Load the root of *role*: the one there is, or an empty one."""
+        if self.tree is not None:
+            self.tree.users -= 1
         self._role = role
-        self.tree = self._trees.setdefault(role, Tree())
+        self.tree = self._trees.by_role.setdefault(role, Tree())
+        self.tree.users += 1
 
     def unload(self) -> bool:
         """Drop the root; True if that freed its tables (see :func:`roots_after_reset`)."""
-        # A role without bits is that of every vCPU; the first bit is CR0.WP.
-        held = self._host.other_vcpus and all(self._role[:1])
-        zapped = self.tree is not None and roots_after_reset(self._policy, sole=not held) is Roots.REBUILT
-        if zapped:
-            del self._trees[self._role]
+        tree = self.tree
+        if tree is None:
+            return False
         self.tree = None
+        tree.users -= 1
+        # Of vCPUs that are not followed: a role without bits is that of every vCPU; the first bit is CR0.WP.
+        held = tree.users > 0 or (self._host.other_vcpus and all(self._role[:1]))
+        zapped = roots_after_reset(self._policy, sole=not held) is Roots.REBUILT
+        if zapped:
+            del self._trees.by_role[self._role]
         return zapped
 
     def map(self, gfn: int, fetch: bool) -> Mapped:
@@ -114,22 +153,12 @@ class Tdp:
         return len(found)
 
     def pages(self) -> tuple[int, int, int]:
-        """The statistics pages_4k, pages_2m and nx_lpage_splits: of all sets of tables there are."""
-        trees = self._trees.values()
-        return (
-            sum(len(tree.small) for tree in trees),
-            sum(len(tree.large) for tree in trees),
-            sum(len(tree.split) for tree in trees),
-        )
-
-    def made(self) -> int:
-        """The statistic mmu_cache_miss: tables the legacy MMU made, which it never gives up here."""
-        return sum(1 + len(tree.tables) for tree in self._trees.values()) if self._policy.mmu is Mmu.LEGACY else 0
+        """The statistics pages_4k, pages_2m and nx_lpage_splits of the VM."""
+        return self._trees.pages()
 
     def state(self) -> object:
-        """A value that is equal whenever all tables are."""
-        trees = {role: (set(t.small), dict(t.large), set(t.split)) for role, t in self._trees.items()}
-        return trees, self._role, self.tree is None
+        """A value that is equal whenever the same root is loaded."""
+        return self._role, self.tree is None
 
 
 @rule(

@@ -7,21 +7,25 @@ exception is recorded, fixed and resumed.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from worldswitch.errors import MissingError
 from worldswitch.guest.check import features
-from worldswitch.guest.image import MAX_FAULTS, Image, Report
+from worldswitch.guest.image import MAX_FAULTS, Entry, Image, Report
 from worldswitch.guest.program import Mode, Program
 from worldswitch.kvm.backing import Backing, Slot
 from worldswitch.kvm.execute import Guest
 from worldswitch.kvm.host import Host
+from worldswitch.kvm.intercepts import Reason
 from worldswitch.kvm.machine import INSTANTS, Machine, NotModelled
 from worldswitch.kvm.offers import offers, why_not
 from worldswitch.kvm.policy import Policy
 from worldswitch.kvm.recurrence import repeat
+from worldswitch.kvm.turns import Turns
+from worldswitch.kvm.vm import Vm
 from worldswitch.x86.control import Registers
 from worldswitch.x86.exits import reason_name
 from worldswitch.x86.memory import Memory
@@ -39,13 +43,14 @@ class Run:
 
     Attributes:
         n: Passes of the body.
-        exits_by_reason: Reason, as kvm_exit prints it -> how often.
+        exits_by_reason: Reason, as kvm_exit prints it -> how often; as all counts, of all vCPUs together.
         counters: Counters by KVM's names, as ``KVM_GET_STATS_FD`` has them from 6.1 on, whatever the kernel, and those
             of its own: ``root_loads``, ``root_unloads``, ``mmu_resets``.
         userspace_exits: KVM_EXIT name without the prefix -> how often.
         reports: What each vCPU left behind, in the form of an image's; None for a bare program. Its cycles are 0, for
             nothing here has a time, and values the model cannot know (CPUID, devices) are absent.
         rows: The events in order, name and fields, if they were asked for.
+        turns: Where in *rows* those of another vCPU begin, and which it is; the first are vCPU 0's.
         executed: Passes that were executed one by one; the rest repeated states seen before.
     """
 
@@ -56,6 +61,7 @@ class Run:
     reports: tuple[Report | None, ...]
     rows: tuple[tuple[str, Mapping[str, Any]], ...] | None = field(default=None, repr=False)
     executed: int = 0
+    turns: tuple[tuple[int, int], ...] = ()
 
     @property
     def exits(self) -> int:
@@ -63,7 +69,7 @@ class Run:
         return self.counters["exits"]
 
     def trace(self) -> Trace:
-        """The events as a recording: numbered, a nanosecond apart, of one thread.
+        """The events as a recording: numbered, a nanosecond apart, of a thread for each vCPU.
 
         Raises:
             ValueError: The run kept none.
@@ -72,7 +78,7 @@ class Run:
 
         if self.rows is None:
             raise ValueError("the run kept no events; run it with record=True")
-        return trace_of(self.rows)
+        return trace_of(self.rows, self.turns)
 
 
 def run(
@@ -87,6 +93,8 @@ def run(
 ) -> Run:
     """Execute *program* with *n* passes of its body (by default its own).
 
+    Several vCPUs take turns: see :mod:`worldswitch.kvm.turns`.
+
     Args:
         host: Conditions besides the policy.
         image: Of the same program, where it is assembled already.
@@ -95,25 +103,24 @@ def run(
 
     Raises:
         MissingError: The policy's guest lacks a CPUID feature the program needs.
-        NotModelled: A program of several vCPUs or not of 64-bit code, or one that leaves what is followed here.
+        NotModelled: A program not of 64-bit code, or one that leaves what is followed here.
         ProgramError: It cannot be assembled.
     """
     if program.mode is not Mode.LONG:
         raise NotModelled(f"{program.name} is a program of mode {program.mode}; the model follows 64-bit code only")
-    if len(program.vcpus) != 1:
-        raise NotModelled(f"{program.name} has {len(program.vcpus)} vCPUs; the model follows one")
     _check_features(program, policy)
     if image is None:
         from worldswitch.guest.assemble import assemble
 
         image = assemble(program)
     n = program.default_n if n is None else n
-    machine = _machine(program, policy, host or Host(), image, record)
-    guest = Guest(machine, program, image, whole or record)
-    guest.start(n)
-    executed = repeat(guest, n, guest.body, whole or record)
-    guest.finish()
-    return _result(guest, machine, image, n, executed)
+    vm = _vm(program, policy, host or Host(), image, record)
+    guests = [Guest(_machine(vm, entry), program, image, whole or record) for entry in image.entries]
+    run = guests[0] if len(guests) == 1 else Turns(vm, guests)
+    run.start()
+    executed = repeat(run, n, run.body, whole or record)
+    run.finish()
+    return _result(guests, vm, n, executed)
 
 
 def _check_features(program: Program, policy: Policy) -> None:
@@ -126,25 +133,42 @@ def _check_features(program: Program, policy: Policy) -> None:
         )
 
 
-def _machine(program: Program, policy: Policy, host: Host, image: Image, record: bool) -> Machine:
-    entry = image.entries[0]
+def _vm(program: Program, policy: Policy, host: Host, image: Image, record: bool) -> Vm:
     segments = [(segment.gpa, segment.data) for segment in image.segments]
     memory = Memory(program.memory, segments)
     loaded = memory.loaded_pages()
-    if entry.area is not None:
-        loaded.add(entry.area // _PAGE)
+    loaded.update(entry.area // _PAGE for entry in image.entries if entry.area is not None)
     slots = [Slot(r.gpa // _PAGE, (r.gpa + r.size) // _PAGE, r.huge and host.huge_pages) for r in image.regions]
-    now = Registers(entry.cr0, entry.cr3, entry.cr4, entry.efer)
-    return Machine(policy, host, memory, Backing(slots, loaded), now, record)
+    return Vm(policy, host, memory, Backing(slots, loaded), record)
 
 
-def _result(guest: Guest, machine: Machine, image: Image, n: int, executed: int) -> Run:
-    machine.settle()
-    reasons = {reason_name(*reason): count for reason, count in sorted(machine.reasons.items()) if count}
-    counters = {"exits": sum(machine.reasons.values()), **dict.fromkeys(sorted(_NO_STATISTIC), 0)}
-    counters.update((name, value) for name, value in machine.counters().items() if value or name in INSTANTS)
-    report = None
-    if image.entries[0].area is not None:
-        report = Report(n, 0, guest.faults, guest.retries, tuple(guest.log[:MAX_FAULTS]), dict(guest.values))
-    rows = None if machine.events is None else tuple(machine.events)
-    return Run(n, reasons, counters, dict(machine.userspace), (report,), rows, executed)
+def _machine(vm: Vm, entry: Entry) -> Machine:
+    return Machine(vm, Registers(entry.cr0, entry.cr3, entry.cr4, entry.efer))
+
+
+def _result(guests: Sequence[Guest], vm: Vm, n: int, executed: int) -> Run:
+    reasons: Counter[Reason] = Counter()
+    userspace: Counter[str] = Counter()
+    found = Counter(vm.counters())
+    for guest in guests:
+        found.update(guest.m.counters())
+        reasons.update(guest.m.reasons)
+        userspace.update(guest.m.userspace)
+    counters = {"exits": sum(reasons.values()), **dict.fromkeys(sorted(_NO_STATISTIC), 0)}
+    counters.update((name, value) for name, value in found.items() if value or name in INSTANTS)
+    return Run(
+        n,
+        {reason_name(*reason): count for reason, count in sorted(reasons.items()) if count},
+        counters,
+        dict(userspace),
+        tuple(_report(guest, n) for guest in guests),
+        None if vm.events is None else tuple(vm.events),
+        executed,
+        tuple(vm.turns),
+    )
+
+
+def _report(guest: Guest, n: int) -> Report | None:
+    if guest.entry.area is None:
+        return None
+    return Report(n, 0, guest.faults, guest.retries, tuple(guest.log[:MAX_FAULTS]), dict(guest.values))
