@@ -29,7 +29,7 @@ BINARY = sorted(
 EVERYTHING = sorted(
     str(path.relative_to(DATA))
     for path in DATA.glob("*/*")
-    if not re.search(r"kvm_exit\.format|ran\.txt|uname", path.name)
+    if path.parent.name != "hosts" and not re.search(r"kvm_exit\.format|ran\.txt|uname", path.name)
 )
 FORMATS_OF_ONE_RUN = {
     "perf-script.head.txt": [

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import lzma
+import os
 from pathlib import Path
 
 import pytest
@@ -45,3 +48,17 @@ def test_the_error_names_the_file_its_first_bytes_and_what_is_known() -> None:
     sentence = str(raised.value)
     assert sentence.startswith("a.out starts with 7f 45 4c 46")
     assert all(what in sentence for _, what in FORMATS.values())
+
+
+@pytest.mark.parametrize("data", [b"", b"\x7fELF" + bytes(60), lzma.compress(b"no trace at all" * 9000)])
+def test_what_no_reader_takes_is_closed_again(data: bytes, tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(data)
+    gc.collect()
+    gc.disable()
+    try:
+        before = os.listdir("/proc/self/fd")
+        with pytest.raises(TraceFormatError):
+            open_source(tmp_path / "file")
+        assert os.listdir("/proc/self/fd") == before
+    finally:
+        gc.enable()

@@ -38,7 +38,15 @@ def open_source(path: str | Path) -> EventSource:
 
 
 def open_input(source: Input) -> EventSource:
-    """Choose the reader for *source* by its first bytes."""
+    """Choose the reader for *source* by its first bytes; where none takes it, it is closed."""
+    try:
+        return _chosen(source)
+    except BaseException:
+        source.close()
+        raise
+
+
+def _chosen(source: Input) -> EventSource:
     if not source.head:
         raise TraceFormatError(f"{source.name} holds nothing: {source.damage or 'its compressed data is empty'}")
     for module_name, (class_name, _) in FORMATS.items():

@@ -87,6 +87,7 @@ class Input:
     @classmethod
     def _maybe_compressed(cls, raw: Input) -> Input:
         if not raw.head:
+            raw.close()
             raise TraceFormatError(f"{raw.name} is empty")
         opener = _decompressor(raw.head)
         if opener is None:
