@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import lzma
-import os
 from pathlib import Path
 
 import pytest
@@ -49,11 +48,13 @@ def test_the_error_names_the_file_its_first_bytes_and_what_is_known() -> None:
     assert all(what in sentence for _, what in FORMATS.values())
 
 
-@pytest.mark.parametrize("data", [b"\x7fELF" + bytes(60), lzma.compress(b"no trace at all" * 9000)])
+@pytest.mark.parametrize(
+    "data", [b"\x7fELF" + bytes(60), lzma.compress(b"no trace at all" * 9000)], ids=["as it is", "xz"]
+)
 def test_what_no_reader_takes_is_closed(data: bytes, tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(data)
-    before = os.listdir("/proc/self/fd")
+    before = list(Path("/proc/self/fd").iterdir())
     source = Input.open(tmp_path / "file")
     with pytest.raises(TraceFormatError):
         open_input(source)
-    assert os.listdir("/proc/self/fd") == before
+    assert list(Path("/proc/self/fd").iterdir()) == before
