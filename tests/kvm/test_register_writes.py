@@ -6,6 +6,7 @@ import pytest
 
 from worldswitch.guest.operations import (
     Clts,
+    Invpcid,
     Lmsw,
     Load,
     Operation,
@@ -82,6 +83,21 @@ def test_reserved_bits_of_cr8_exit_first(kernel: str, cpu: str, mmu: str) -> Non
     assert _faults(got) == [(13, 0)] if cpu == "intel" else [(13, 0), (13, 0)]
     assert _value(got, 3) == (0 if cpu == "intel" else 5)
     assert got.exits_by_reason["CR_ACCESS" if cpu == "intel" else "write_cr8"] == (4 if cpu == "intel" else 3)
+
+
+@pytest.mark.parametrize("kernel", ["5.10", "6.12", "7.2"])
+def test_refused_cr3_and_invpcid_exit_first(kernel: str) -> None:
+    """Seen in 6.12.117 and 7.2.13 on Bochs: with bit 63 set but no PCIDE kvm_set_cr3 refuses, and of a PCID without
+    PCIDE kvm_handle_invpcid does, each after the exit; with EPT the processor refuses alone."""
+    toggle = (WriteCr(4, set=("PCIDE",)), WriteCr(4, clear=("PCIDE",)))
+    body = (*toggle, SwitchSpace("main", noflush=True), Invpcid(1, pcid=3), Invpcid(1))
+    shadow = run(_program(*body), Policy.of(kernel, "intel", "shadow"), 1)
+    assert _faults(shadow) == [(13, 0), (13, 0)]
+    assert (shadow.exits_by_reason["CR_ACCESS"], shadow.exits_by_reason["INVPCID"]) == (3, 2)
+    direct = run(_program(*body), Policy.of(kernel, "intel"), 1)
+    assert _faults(direct) == [(13, 0), (13, 0)]
+    assert direct.exits_by_reason["CR_ACCESS"] == 2
+    assert "INVPCID" not in direct.exits_by_reason
 
 
 def test_sysenter_takes_any_address_on_amd() -> None:

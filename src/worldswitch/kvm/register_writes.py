@@ -200,13 +200,17 @@ def write_cr3(m: Machine, value: int) -> None:
     with_pcid = bool(m.cr4 & _PCIDE)
     noflush = bool(value & NOFLUSH) and with_pcid
     new = value & ~NOFLUSH if with_pcid else value
-    if new >> m.controls.maxphyaddr:
-        raise GuestFault(GP)
+    refused = bool(new >> m.controls.maxphyaddr)
     reason = cr_exit(m.policy, 3, True, m.cr0)
     if reason is not None:
         m.exit(reason, _qualification(reason, 3, write=True))
         _show_cr_write(m, 3, value)
-        set_cr3(m.policy, m, new, noflush)
+        if refused:
+            m.inject(GP, 0)
+        else:
+            set_cr3(m.policy, m, new, noflush)
+    if refused:
+        raise GuestFault(GP)
     m.cr3 = new
     m.tlb.load(pcid_of(new) if with_pcid else 0, noflush, keeps_global(m.cr4))
     if reason is not None:
@@ -260,12 +264,16 @@ def invpcid(m: Machine, kind: int, pcid: int, va: int) -> None:
         GuestFault: #GP.
     """
     needs_pcide = kind in (0, 1) and pcid and not m.cr4 & _PCIDE
-    if kind > 3 or pcid >> 12 or needs_pcide or (kind == 0 and va >> 47 not in (0, (1 << 17) - 1)):
-        raise GuestFault(GP)
+    refused = kind > 3 or pcid >> 12 or needs_pcide or (kind == 0 and va >> 47 not in (0, (1 << 17) - 1))
     reason = instruction_exit(m.policy, "invpcid")
     if reason is not None:
         m.exit(reason)
-        invpcid_shadow(m.policy, m, kind, pcid, va)
+        if refused:
+            m.inject(GP, 0)
+        else:
+            invpcid_shadow(m.policy, m, kind, pcid, va)
+    if refused:
+        raise GuestFault(GP)
     if kind == 0:
         m.tlb.forget_va(va, pcid)
     elif kind == 1:
