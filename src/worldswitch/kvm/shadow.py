@@ -151,7 +151,7 @@ class Shadow:
             child = page.entries.get(index)
             if not self._fits(child, found.tables[below], role):
                 child = self.pages.get(found.tables[below], role)
-                if self._policy.has("shadow-child-compared"):
+                if below > 1 and self._policy.has("shadow-child-compared"):
                     self.pages.sync_root(child)
                 self.pages.link(page, index, child)
             assert isinstance(child, Page)
