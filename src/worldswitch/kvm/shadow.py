@@ -257,7 +257,7 @@ class Shadow:
             if isinstance(entry, Page):
                 page = entry
                 continue
-            if page.unsync and entry is not None:
+            if page.unsync:
                 invalidate_entry(self._policy, self, page, index)
             return
 
@@ -279,7 +279,7 @@ def _index(va: int, level: int) -> int:
 @rule(
     id="shadow-invlpg",
     sentence="INVLPG brings the entry of a page that is out of step in step, and flushes if that lost something; on "
-    "old kernels it drops the entry, flushes and maps it again.",
+    "old kernels it drops the entry, if there is one, and flushes, and maps what the guest's says.",
     depends=("invlpg-syncs",),
     source='Since Linux commit 4731d4c7a077 ("KVM: MMU: out of sync shadow core") (v2.6.28), INVLPG works on pages '
     "that are "
@@ -289,12 +289,14 @@ def _index(va: int, level: int) -> int:
 )
 def invalidate_entry(policy: Policy, shadow: Shadow, page: Page, index: int) -> None:
     """What INVLPG does with a leaf of an unsync page (mmu.c, __kvm_mmu_invalidate_addr; before, FNAME(invlpg))."""
+    there = index in page.entries
     if policy.has("invlpg-syncs"):
-        if shadow.pages.sync_entry(page, index):
+        if there and shadow.pages.sync_entry(page, index):
             shadow.pages.flush()
         return
-    shadow.pages.drop(page, index)
-    shadow.pages.flush()
+    if there:
+        shadow.pages.drop(page, index)
+        shadow.pages.flush()
     shadow.map_neighbour(page, index)
 
 
