@@ -209,10 +209,12 @@ class Guest:
             try:
                 self._execute(step, user)
             except GuestFault as fault:
-                if self._handled(fault, step, user, retried):
-                    retried = True
-                    continue
-                return False
+                if not self._handled(fault, step, user, retried):
+                    return False
+                if fault.vector == _DB:
+                    return True  # a trap: what is gone back to is the next instruction, with TF clear
+                retried = True
+                continue
             return True
 
     def _execute(self, step: Step, user: bool) -> None:
