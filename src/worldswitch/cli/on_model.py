@@ -159,7 +159,7 @@ def _cell_of(work: Work, unit: str, policy: Policy, none: Run, found: Run) -> Ce
     image = work.image
     assert image is not None
     name = image.name.partition(":")[0] if image.parameters else image.name
-    report = found.reports[0]
+    reports = [report for report in found.reports if report is not None]
     return Cell(
         dimensions={
             "on": ON,
@@ -174,9 +174,9 @@ def _cell_of(work: Work, unit: str, policy: Policy, none: Run, found: Run) -> Ce
         unit=unit,
         counters={**_counts(found), PASSES: found.n},
         per_op=_each(_counts(found), _counts(none), found.n),
-        faults=tuple(_distinct(report)) if report else (),
-        faults_total=report.faults if report else 0,
-        values=report.values if report else {},
+        faults=tuple(fault for report in reports for fault in _distinct(report)),
+        faults_total=sum(report.faults for report in reports),
+        values={path: value for report in reports for path, value in report.values.items()},
         notes=tuple(policy.notes),
     )
 

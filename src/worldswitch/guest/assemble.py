@@ -84,6 +84,9 @@ def assemble(program: Program) -> Image:
     segments += [Segment(c.memory.page - base, page_of(c, at)) for c, at in zip(contexts, starts, strict=True)]
     if window is not None:
         _fill_window(window, contexts, base, program.memory)
+    if len(program.vcpus) > 1:
+        # Written by the VMM, for a page that a guest reads first and then writes is given to it twice by the host.
+        segments.append(Segment(BARRIER, bytes(PAGE)))
     segments += _table_segments(tables, window)
     entries = tuple(_entry(c, at, tables) for c, at in zip(contexts, starts, strict=True))
     return _image(program, contexts, entries, [*segments, *_returns(program)])

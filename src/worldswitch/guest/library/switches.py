@@ -73,10 +73,11 @@ def kernexec(*, cet: bool = False) -> dict[str, Any]:
 
 @shipped("ssdd")
 def ssdd(
-    *, pairs: int = 1, steps: int = 1000, pcid: bool = False, cet: bool = False, extra_pairs: int = 0
+    *, pairs: int = 1, steps: int = 1000, pcid: bool = False, cet: bool = False, extra_pairs: int = 0, vcpus: int = 1
 ) -> dict[str, Any]:
     """Makes steps of rt-tests' ssdd on a KERNEXEC kernel, which opens and closes around each switch of tracer and
-    tracee: one of each of the pairs a pass, and as many passes as steps says unless -n says otherwise.
+    tracee: one of each of the pairs a pass, and as many passes as steps says unless -n says otherwise. The pairs are
+    dealt to the vCPUs, and tracer and tracee stay on theirs.
 
     Expect: per step 3 system calls and 1 #DB, 2 context switches, 8 (pcid) or 16 writes that change CR0.WP, with cet
     as many of CR4.CET; where the guest owns those bits, about 2 exits remain: #DB and MOV DR.
@@ -87,14 +88,14 @@ def ssdd(
     """
     limited("pairs", pairs, 1, 10)
     limited("extra_pairs", extra_pairs, 0, 64)
+    limited("vcpus (each has at least one of the pairs)", vcpus, 1, pairs)
     kernel = _Kernel(pcid, cet, extra_pairs)
-    body = tuple(operation for pair in range(pairs) for operation in kernel.step(f"tracer{pair}", f"tracee{pair}"))
     bits = ["PAE"] + ["PCIDE"] * pcid + ["CET"] * cet
     return {
         "unit": "step" if pairs == 1 else f"{pairs} steps",
         "state": State(cr4=bit_mask(CR4, *bits)),
         "spaces": tuple(Space(f"{task}{pair}") for pair in range(pairs) for task in ("tracer", "tracee")),
-        "vcpus": (Vcpu(body=body, handlers=(Handler(1, fix=kernel.debug_handler()),)),),
+        "vcpus": tuple(kernel.vcpu(range(first, pairs, vcpus)) for first in range(vcpus)),
         "default_n": limited("steps", steps, 0, 10**9),
     }
 
@@ -104,6 +105,11 @@ class _Kernel:
 
     def __init__(self, pcid: bool, cet: bool, extra_pairs: int) -> None:
         self.pcid, self.cet, self.extra_pairs = pcid, cet, extra_pairs
+
+    def vcpu(self, pairs: range) -> Vcpu:
+        """A vCPU on which the steps of *pairs* are made, one of each a pass."""
+        body = [operation for pair in pairs for operation in self.step(f"tracer{pair}", f"tracee{pair}")]
+        return Vcpu(body=tuple(body), handlers=(Handler(1, fix=self.debug_handler()),))
 
     def step(self, tracer: str, tracee: str) -> tuple[Operation, ...]:
         """From the tracer's ptrace() to the end of its signal handler."""
