@@ -116,11 +116,21 @@ def test_every_fact_says_where_it_was_read_and_what_is_not_confirmed(fact) -> No
     assert fact.source
     assert fact.verified == (not fact.why)
     assert fact.commit == "" or re.fullmatch(r"[0-9a-f]{12}", fact.commit)
-    assert fact.since or fact.default or fact.backports or fact.why.startswith("proposed and not merged")
+    # What came with no release and held at no beginning is only a proposal, and a proposal is nothing else.
+    assert fact.proposed != bool(fact.since or fact.default or fact.backports)
     shape = r'Since Linux (commit [0-9a-f]{12} )?(\(".+"\) )?\(v\d+\.\d+\), .+\. Before that, .+\.'
     assert re.fullmatch(shape if fact.since else r".+\. Without that, .+\.", fact.statement)
     for line, first in (fact.backports | fact.removed).items():
         assert first.startswith(f"{line}.")
+
+
+def test_what_was_only_proposed_is_in_no_kernel_and_verified_nowhere() -> None:
+    proposed = {fact.id for fact in facts().values() if fact.proposed}
+    assert proposed == {"nx-never-unless-affected", "nx-recovery-when-needed"}
+    for id in proposed:
+        assert not facts()[id].verified
+        assert not any(kernel(line).has(id) for line in lines())
+        assert kernel(f"6.12+{id}").has(id)
 
 
 def test_x_y_means_the_newest_of_the_line_and_x_y_0_the_release() -> None:

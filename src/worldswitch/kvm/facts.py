@@ -57,6 +57,7 @@ class Fact:
     source: str = ""
     verified: bool = True
     why: str = ""
+    proposed: bool = False
 
     @property
     def statement(self) -> str:
