@@ -75,11 +75,14 @@ class Shadow:
         """Make the root for *cr3* current if it is among those at hand."""
         return self.roots.switch(lambda root: root.pgd == cr3 and root.page.role == role and root.page.valid)
 
-    def sync(self, previous: bool = False) -> None:
-        """Bring the current root, and with *previous* those before it, in step."""
-        for root in self.roots.all() if previous else [self.roots.current]:
-            if root is not None:
-                self.pages.sync_root(root.page)
+    def sync(self) -> None:
+        """Bring the current root in step (mmu.c, kvm_mmu_sync_roots)."""
+        if self.roots.current is not None:
+            self.pages.sync_root(self.roots.current.page)
+
+    def sync_previous(self) -> None:
+        """Drop the roots before the current one that are out of step, which syncs them (kvm_mmu_sync_prev_roots)."""
+        self.roots.free_previous(lambda root: self.pages.out_of_step(root.page))
 
     # ---- what the processor sees
 

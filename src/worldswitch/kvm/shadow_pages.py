@@ -208,6 +208,10 @@ class Pages:
                     seen.add(id(child))
                     rest.append(child)
 
+    def out_of_step(self, root: Page) -> bool:
+        """Whether any page under *root* is (mmu.c, is_unsync_root)."""
+        return bool(self.counts["mmu_unsync"]) and any(page.unsync for page in self.below(root))
+
     def sync_root(self, root: Page) -> None:
         """Bring all pages under *root* in step with the guest's tables (mmu.c, mmu_sync_children)."""
         if not self.counts["mmu_unsync"]:

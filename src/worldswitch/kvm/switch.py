@@ -18,7 +18,7 @@ from worldswitch.kvm.intercepts import Reason
 from worldswitch.kvm.mmu_events import root_loaded
 from worldswitch.kvm.permissions import Permissions
 from worldswitch.kvm.policy import Policy
-from worldswitch.kvm.roles import permissions, shadow_root_role, tdp_root_role
+from worldswitch.kvm.roles import direct_root_role, permissions, shadow_root_role, tdp_root_role
 from worldswitch.kvm.shadow import Shadow
 from worldswitch.kvm.tdp import Tdp
 from worldswitch.kvm.vm import Vm
@@ -48,6 +48,7 @@ class Switch:
 
     Attributes:
         number: Which of the VM's it is.
+        flat: The guest has paging off.
         reasons: Exits by reason; their sum is the statistic ``exits``.
         stats: KVM's statistics by name, and root_loads, root_unloads, mmu_resets.
         userspace: Exits to userspace by KVM_EXIT name.
@@ -82,7 +83,8 @@ class Switch:
         self.judged: dict[tuple[int, ...], tuple[Outcome, bool]] = {}
         self._answers: dict[object, Any] = {}
         self._permissions: Permissions | None = None
-        self.tdp = Tdp(policy, host, backing, vm.trees) if policy.tdp else None
+        self.flat = not vm.paging
+        self.tdp = Tdp(policy, host, backing, vm.trees) if vm.pages is None else None
         self.shadow = None if vm.pages is None else Shadow(policy, host, backing, memory, self.walker, vm.pages)
 
     # ---- registers
@@ -90,7 +92,7 @@ class Switch:
     @property
     def now(self) -> Registers:
         """The registers that judge each other."""
-        return Registers(self.cr0, self.cr3, self.cr4, self.efer)
+        return Registers(self.cr0, self.cr3, self.cr4, self.efer, not self.flat)
 
     def mode_changed(self) -> None:
         """Some bit that decides about accesses is another one now."""
@@ -230,7 +232,8 @@ class Switch:
             if "sync" in requests:
                 self.shadow.sync()
             if "guest" in requests:
-                self.shadow.sync(previous=True)
+                self.shadow.sync()
+                self.shadow.sync_previous()
         for _ in requests & {"current", "guest"}:
             self._flush_now()
         if not self._loaded():
@@ -244,8 +247,8 @@ class Switch:
         self.mmu_calls += 1
         self.stats["root_loads"] += 1
         if self.tdp is not None:
-            self.tdp.load(self._of_registers(tdp_root_role))
-            if self.events is not None and self.tdp.tree is not None:
+            self.tdp.load(self._of_registers(tdp_root_role if self.policy.tdp else direct_root_role))
+            if self.events is not None and self.policy.tdp and self.tdp.tree is not None:
                 self.events += root_loaded(self.policy, self.host, self.now, self.tdp.tree)
         else:
             assert self.shadow is not None
