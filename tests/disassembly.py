@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 import capstone
@@ -9,6 +10,9 @@ import capstone
 from worldswitch.guest.image import Image
 from worldswitch.guest.layout import WINDOWS
 from worldswitch.guest.program import Mode
+
+AROUND = re.compile(r"vcpu \d+ (exceptions|skip|gate|handler \d+( after)?)")
+"""What is done about exceptions, which is no operation's."""
 
 
 def code_at(image: Image, address: int, length: int) -> bytes:
@@ -29,9 +33,11 @@ def instructions(image: Image, address: int, length: int) -> list[capstone.CsIns
 
 
 def pieces(image: Image) -> Iterator[tuple[str, list[capstone.CsInsn]]]:
-    """Path and instructions of each piece of the listing."""
+    """Path and instructions of each operation's pieces of the listing."""
     for address, length, path in image.listing:
-        yield path, instructions(image, address, length)
+        found = instructions(image, address, length)
+        if not AROUND.fullmatch(path):
+            yield path, found
 
 
 def text(image: Image, path: str) -> list[str]:

@@ -82,7 +82,9 @@ class Image:
         operations: Resume address of each operation that can fault -> its path in the program
             (``"vcpu 0 body 2"``).
         listing: Linear address, length and path of the code of each operation, by address; an operation that goes to
-            CPL 3 has two pieces.
+            CPL 3 has two pieces. And of what is done about exceptions: ``"vcpu 0 exceptions"`` records them,
+            ``"vcpu 0 skip"`` goes on, ``"vcpu 0 handler 14"`` and ``"vcpu 0 handler 14 after"`` stand around a fix,
+            ``"vcpu 0 gate"`` is the way back from CPL 3.
     """
 
     name: str
@@ -101,7 +103,7 @@ class Image:
     parameters: dict[str, int | bool | str] = field(default_factory=dict)
 
     def operation_at(self, rip: int) -> str | None:
-        """Path of the innermost operation whose code holds the linear address *rip*; None between operations."""
+        """Path of the innermost piece of the listing that holds the linear address *rip*; None between them."""
         around = [piece for piece in self.listing if piece[0] <= rip < piece[0] + piece[1]]
         return min(around, key=lambda piece: piece[1])[2] if around else None
 

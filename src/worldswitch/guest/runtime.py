@@ -154,15 +154,18 @@ def _write_handlers(c: Context, handlers: tuple[Handler, ...]) -> dict[int, Labe
             asm.push(0)
         asm.push(vector)
         asm.jump(own.get(vector, common))
+    path = f"vcpu {c.number}"
     asm.bind(common)
-    _record(c)
+    with c.listed(f"{path} exceptions"):
+        _record(c)
     asm.bind(skip)
-    _skip(c)
+    with c.listed(f"{path} skip"):
+        _skip(c)
     for handler in handlers:
         asm.bind(own[handler.vector])
-        _record(c)
         _write_handler(c, handler, skip)
-    stubs[CALL_GATE] = _write_call_gate(c, stubs[CALL_GATE])
+    with c.listed(f"{path} gate"):
+        stubs[CALL_GATE] = _write_call_gate(c, stubs[CALL_GATE])
     return stubs
 
 
@@ -263,25 +266,34 @@ def _write_handler(c: Context, handler: Handler, skip: Label) -> None:
     asm, after, page = c.asm, Label(), c.memory.page
     path = f"vcpu {c.number} handler {handler.vector}"
     in_fix, stack = Mem(disp=page + IN_FIX), Mem(disp=page + RESUME_STACK)
-    asm.op("CMP", in_fix, 0, 32)
-    asm.jump(skip, "JNE")
-    if handler.retry:
-        asm.mov(A, c.resume)
-        asm.op("AND", A, 1 << RETRIED_BIT)
-        asm.op("CMP", A, c.window & 1 << RETRIED_BIT)
+    with c.listed(path):
+        _record(c)
+        asm.op("CMP", in_fix, 0, 32)
         asm.jump(skip, "JNE")
-    asm.push(c.resume)
-    asm.op("MOV", in_fix, 1, 32)
-    asm.mov(stack, SP)
-    asm.mov(c.resume, after)
+        if handler.retry:
+            asm.mov(A, c.resume)
+            asm.op("AND", A, 1 << RETRIED_BIT)
+            asm.op("CMP", A, c.window & 1 << RETRIED_BIT)
+            asm.jump(skip, "JNE")
+        asm.push(c.resume)
+        asm.op("MOV", in_fix, 1, 32)
+        asm.mov(stack, SP)
+        asm.mov(c.resume, after)
     c.operations.append((after, path))
     c.in_fix, depth, c.depth = True, c.depth, 0
     lower_all(c, handler.fix, f"{path} fix")
     c.in_fix, c.depth = False, depth
     asm.bind(after)
+    with c.listed(f"{path} after"):
+        _write_after(c, handler, skip)
+
+
+def _write_after(c: Context, handler: Handler, skip: Label) -> None:
+    """What follows a fix: the interrupted code again, or on behind it."""
+    asm, page = c.asm, c.memory.page
     asm.mov(A, c.memory.stack_top)
-    asm.mov(stack, A)
-    asm.op("MOV", in_fix, 0, 32)
+    asm.mov(Mem(disp=page + RESUME_STACK), A)
+    asm.op("MOV", Mem(disp=page + IN_FIX), 0, 32)
     asm.pop(c.resume)
     if not handler.retry:
         asm.jump(skip)

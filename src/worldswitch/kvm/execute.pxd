@@ -10,7 +10,7 @@ cdef int _LOAD, _STORE, _FETCH, _WRITE_CR, _REGISTERS, _USER_TRIP, _REPEAT, _REA
 cdef class Guest:
     cdef readonly Machine m
     cdef readonly object program, image, entry, window
-    cdef readonly bint bare
+    cdef readonly bint bare, is_long
     cdef readonly tuple body
     cdef readonly list log
     cdef readonly dict values
@@ -20,7 +20,7 @@ cdef class Guest:
     cdef bint _whole, _in_fix, _skips_soft
     cdef object _tables
     cdef readonly tuple setup, end
-    cdef tuple _stubs
+    cdef tuple _stubs, _records, _skips
     cdef dict _handlers
 
     @cython.locals(number=int64_t, whole=bint)
@@ -44,5 +44,6 @@ cdef class Guest:
     cdef int _variables(self) except -1
     cdef int _push(self, int words) except -1
     cdef int _pop(self) except -1
+    cdef _skip(self)
     cdef int _touch_area(self, int offset) except -1
     cpdef keep(self, Step step, value)

@@ -8,7 +8,7 @@ operation comes first in the class; methods below it that take a step and say wh
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from worldswitch.guest import image as layout
 from worldswitch.guest import operations as ops
@@ -55,6 +55,15 @@ _LOAD, _STORE, _FETCH, _WRITE_CR, _REGISTERS, _USER_TRIP, _REPEAT = (
 _READ, _WRITE = verdicts.READ, verdicts.WRITE
 
 
+class _Handling(NamedTuple):
+    """What is done about a vector: the fix, and the pages of the code before and after it."""
+
+    handler: Handler
+    fix: tuple[Step, ...]
+    code: tuple[int, ...]
+    after: tuple[int, ...]
+
+
 class Guest:
     """One vCPU's program under way.
 
@@ -73,6 +82,7 @@ class Guest:
         number = machine.number
         self.entry = image.entries[number]
         self.bare = self.entry.area is None
+        self.is_long = self.entry.long
         self.window = 0 if program.layout else WINDOWS[program.mode]
         self.believed_cr0, self.believed_cr4 = self.entry.cr0, self.entry.cr4
         self.faults = self.retries = 0
@@ -87,11 +97,15 @@ class Guest:
         self.setup = pieces.steps(vcpu.setup, f"vcpu {number} setup")
         self.body = pieces.steps(vcpu.body, f"vcpu {number} body")
         self.end = pieces.steps(vcpu.end, f"vcpu {number} end")
-        self._handlers: dict[int, tuple[Handler, tuple[Step, ...]]] = {}
+        self._handlers: dict[int, _Handling] = {}
+        self._stubs: tuple[tuple[int, ...], ...] = ()
+        if not self.bare:
+            self._stubs = pieces.stubs(self.entry.idt[0], machine.memory)
+            self._records, self._skips = pieces.code(f"vcpu {number} exceptions"), pieces.code(f"vcpu {number} skip")
         for handler in vcpu.handlers:
-            fix = pieces.steps(handler.fix, f"vcpu {number} handler {handler.vector} fix")
-            self._handlers[handler.vector] = (handler, fix)
-        self._stubs = () if self.bare else pieces.stubs(self.entry.idt[0], machine.memory)
+            path = f"vcpu {number} handler {handler.vector}"
+            fix = pieces.steps(handler.fix, f"{path} fix")
+            self._handlers[handler.vector] = _Handling(handler, fix, pieces.code(path), pieces.code(f"{path} after"))
         self._gdt, self._idt = (0, 0) if self.bare else (self.entry.gdt[0], self.entry.idt[0])
         self._stack = self.entry.rsp
         self.period = max([getattr(place.operation, "span", 1) for place in vcpu_places(number, vcpu)], default=1)
@@ -114,6 +128,8 @@ class Guest:
         self.m.rip = self.entry.rip
         self.m.enter()
         self.m.fetch(self.entry.rip)
+        if not self.is_long:
+            self._descriptors()  # for DS and ES
 
     def begin_passes(self) -> None:
         """Between set-up and the first pass."""
@@ -127,12 +143,21 @@ class Guest:
         for number in range(first, end):
             self.pass_begins(number, whole)
             self._run_all(steps)
+            if not self.is_long:
+                self.pass_ends(whole)
 
     def pass_begins(self, number: int, whole: bool = True) -> None:
         """Accesses that move with the pass are in pass *number* now; *whole*: of the body."""
         self._index = number
         if whole:
             self._pass = number
+
+    def pass_ends(self, whole: bool = True) -> None:
+        """32-bit code compares the pass with what is in memory; a repeat's is there itself."""
+        if whole:
+            self.m.translate(self._area(layout.N), _READ, False)
+        else:
+            self._variables()
 
     @property
     def index(self) -> int:
@@ -193,6 +218,8 @@ class Guest:
         if step.kind == _REPEAT:
             outer = self._index
             self.m.fetches(step.code[:1])
+            if not self.is_long:
+                self._variables()
             repeat(self, step.operation.count, step.body, self._whole)  # type: ignore[attr-defined]
             self._index = outer
         elif step.kind == _USER_TRIP:
@@ -230,7 +257,7 @@ class Guest:
             m.rip = step.rip
         if step.kind <= _FETCH:
             self._access(step, user)
-        elif step.kind <= _REGISTERS and not step.keep and m.events is None:
+        elif step.kind <= _REGISTERS and not step.keep and m.events is None and self.is_long:
             self._change_registers(step, user)
         else:
             step.do(self, step, user)  # type: ignore[misc]
@@ -295,6 +322,8 @@ class Guest:
         if fault.vector == _PF:
             self.m.cr2 = fault.cr2
         self._interrupt(fault.vector)
+        handling = self._handlers.get(fault.vector)
+        self.m.fetches(self._records if handling is None else handling.code)
         number = self.faults
         self.faults += 1
         self.m.translate(self._area(layout.FAULTS), _READ, False)
@@ -307,21 +336,29 @@ class Guest:
             if _log_page(number) != entry // PAGE:
                 self._touch_area(_log_page(number) * PAGE)
         self._touch_area(layout.FAULTS)
-        handler, fix = self._handlers.get(fault.vector, (None, ()))
-        if handler is None or self._in_fix or (handler.retry and retried):
-            self._pop()
+        if handling is None or self._in_fix or (handling.handler.retry and retried):
+            self._skip()
             return False
         outer, self._index, self._in_fix = self._index, self._pass, True
         self._variables()
         self._push(6)
-        self._run_all(fix)
+        self._run_all(handling.fix)
+        self.m.fetches(handling.after)
         self._variables()
         self._index, self._in_fix = outer, False
-        if handler.retry:
+        if handling.handler.retry:
             self.retries += 1
             self._touch_area(layout.RETRIES)
+            self._pop()
+        else:
+            self._skip()
+        return handling.handler.retry
+
+    def _skip(self) -> None:
+        """On behind what faulted, by IRET."""
+        self.m.fetches(self._skips)
+        self._descriptors()
         self._pop()
-        return handler.retry
 
     def _interrupt(self, vector: int) -> None:
         """Through the gate of a vector: IDT, TSS and GDT lie on one page; then the stack, and the code."""
@@ -372,6 +409,7 @@ class Guest:
         """MOV to CR0, CR4, CR8."""
         value = step.value
         if not step.has_value:
+            self._remembered(_READ)
             believed = self.believed_cr0 if step.cr == 0 else self.believed_cr4
             value = (believed & ~step.clear | step.set) ^ step.toggle
         writes.write_cr(self.m, step.cr, value)
@@ -379,6 +417,13 @@ class Guest:
             self.believed_cr0 = value
         elif step.cr != 8:
             self.believed_cr4 = value
+        if step.cr != 8:
+            self._remembered(_WRITE)
+
+    def _remembered(self, kind: int) -> None:
+        """32-bit code has what it believes to be in CR0 and CR4 among its variables."""
+        if not self.is_long:
+            self.m.translate(self._gdt, kind, False)
 
     def read_cr(self, step: Step, _: bool) -> None:
         """MOV from a control register."""
@@ -395,12 +440,14 @@ class Guest:
         """CLTS."""
         writes.clts(self.m)
         self.believed_cr0 &= ~_TS
+        self._remembered(_WRITE)
 
     def lmsw(self, step: Step, _: bool) -> None:
         """LMSW."""
         operation: Any = step.operation
         writes.lmsw(self.m, operation.value & _MACHINE_STATUS)
         self.believed_cr0 = self.believed_cr0 & ~(_MACHINE_STATUS & ~1) | operation.value & _MACHINE_STATUS
+        self._remembered(_WRITE)
 
     def read_msr(self, step: Step, _: bool) -> None:
         """RDMSR."""

@@ -90,6 +90,8 @@ class Step:
         self.tries = self.fetched = 0
 
 
+_STUB = 5
+"""Bytes of a stub before its jump ends, at least: two pushes of a byte, and the jump's first."""
 Methods = Mapping[type[ops.Operation], Callable[[Any, Step, bool], None]]
 
 
@@ -123,16 +125,21 @@ class Pieces:
             body = tuple([self._step(inner, f"{path}.{i}", True) for i, inner in enumerate(operation.body)])
         return Step(operation, path, code, user_code, body, self._rip, self._methods.get(type(operation)))
 
+    def code(self, path: str) -> tuple[int, ...]:
+        """An address on each page of a piece of the listing."""
+        ((at, length),) = self._spans[path]
+        return _pages(at, length)
+
     def stubs(self, idt: int, memory: Memory, vectors: int = 32) -> tuple[tuple[int, ...], ...]:
-        """For each vector the pages of its handler's code: from its stub to the end of all code."""
+        """For each vector the pages of the code that its gate leads to, up to the first jump."""
         found = []
+        long = self._image.mode == "long"
         for vector in range(vectors):
-            gate = idt - self._window + 16 * vector
-            low, high = memory.word(gate), memory.word(gate + 8)
+            gate = idt - self._window + (16 if long else 8) * vector
+            low, high = memory.word(gate), memory.word(gate + 8) if long else 0
             stub = low & 0xFFFF | low >> 48 << 16 | (high & 0xFFFF_FFFF) << 32
-            gpa = stub - self._window
-            ends = [s.gpa + len(s.data) for s in self._image.segments if s.gpa <= gpa < s.gpa + len(s.data)]
-            found.append(_pages(stub, ends[0] - gpa))
+            lengths = [length for pieces in self._spans.values() for at, length in pieces if at == stub]
+            found.append(_pages(stub, lengths[0] if lengths else _STUB))
         return tuple(found)
 
 
