@@ -81,6 +81,14 @@ def test_lmsw_and_clts() -> None:
     assert _name(short_cr0_write_exit(NO_NPT, ts, ON & ~WP | ts, lmsw=False)) == "write_cr0"
 
 
+def test_lmsw_as_the_emulator_has_it() -> None:
+    # target/i386/tcg/sysemu/misc_helper.c, helper_write_crN (7.2.22).
+    ts, mp, em = (bit_mask(CR0, name) for name in ("TS", "MP", "EM"))
+    assert {short_cr0_write_exit(NPT, changed, ON, True, always=False) for changed in (0, ts, mp, ts | mp)} == {None}
+    assert _name(short_cr0_write_exit(NPT, em | ts, ON, True, always=False)) == "cr0_sel_write"
+    assert _name(short_cr0_write_exit(NO_NPT, ts, ON & ~WP | ts, True, always=False)) == "write_cr0"
+
+
 def test_registers_that_are_passed_through() -> None:
     """Rule msr-exits."""
     assert msr_exit(EPT, MSRS["FS_BASE"], True) is None and msr_exit(NPT, MSRS["FS_BASE"], True) is None

@@ -22,6 +22,8 @@ class Host:
         accessed_bits: EPT or NPT have accessed and dirty bits.
         decode_assists: SVM only: an intercepted MOV to CR names its register, so that KVM need not emulate it.
         next_rip: SVM only: an exit says where the next instruction is, so that KVM need not emulate to get there.
+        lmsw_exits: SVM only: LMSW exits whatever it writes, as the APM has it; QEMU's only if it changes more than TS
+            and MP.
         other_vcpus: Other vCPUs of the VM, not followed here, have the root loaded of a kernel that runs with CR0.WP
             set, so that what this one drops of it stays (control_registers.py, roots_after_reset).
     """
@@ -32,6 +34,7 @@ class Host:
     decode_assists: bool = True
     next_rip: bool = True
     other_vcpus: bool = False
+    lmsw_exits: bool = True
 
 
 @rule(

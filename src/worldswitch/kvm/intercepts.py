@@ -10,7 +10,7 @@ from worldswitch.kvm.policy import Policy, Vendor
 from worldswitch.kvm.rules import rule
 from worldswitch.x86.exits import ISA_SVM, ISA_VMX
 from worldswitch.x86.msrs import MSRS
-from worldswitch.x86.registers import CR0, CR4
+from worldswitch.x86.registers import CR0, CR4, bit_mask
 
 Reason = tuple[int, int]
 """Instruction-set extension and number, as in :mod:`worldswitch.x86.exits`."""
@@ -32,6 +32,7 @@ _VMX_PASSED = frozenset(
 _SVM_PASSED = frozenset(
     MSRS[name] for name in ("STAR", "SYSENTER_CS", "GS_BASE", "FS_BASE", "KERNEL_GS_BASE", "LSTAR", "CSTAR", "FMASK")
 )
+_TS_MP = bit_mask(CR0, "TS", "MP")
 _SYSENTER = frozenset((MSRS["SYSENTER_ESP"], MSRS["SYSENTER_EIP"]))
 
 
@@ -83,13 +84,17 @@ def cr_exit(policy: Policy, cr: int, write: bool, cr0: int) -> Reason | None:
     since="5.4",
     tested="tests/kvm/test_intercepts.py::test_lmsw_and_clts",
 )
-def short_cr0_write_exit(policy: Policy, changed: int, cr0: int, lmsw: bool) -> Reason | None:
-    """The exit of LMSW, or of CLTS, that changes the bits *changed* (TS aside, which the guest owns under VMX)."""
+def short_cr0_write_exit(policy: Policy, changed: int, cr0: int, lmsw: bool, always: bool = True) -> Reason | None:
+    """The exit of LMSW, or of CLTS, that changes the bits *changed* (TS aside, which the guest owns under VMX).
+
+    Args:
+        always: LMSW exits whatever it changes (:attr:`worldswitch.kvm.host.Host.lmsw_exits`).
+    """
     if policy.vendor is Vendor.INTEL:
         return CR_ACCESS if lmsw and changed & 7 else None
     if svm_cr0_exits(policy, 0, cr0):
         return ISA_SVM, _WRITE_CR
-    return (ISA_SVM, 0x065) if lmsw else None
+    return (ISA_SVM, 0x065) if lmsw and (always or changed & ~_TS_MP) else None
 
 
 @rule(

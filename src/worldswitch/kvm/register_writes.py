@@ -174,7 +174,7 @@ def lmsw(m: Machine, value: int) -> None:
 
 
 def _short_write(m: Machine, new: int, lmsw: bool) -> None:
-    reason = short_cr0_write_exit(m.policy, m.cr0 ^ new, m.cr0, lmsw)
+    reason = short_cr0_write_exit(m.policy, m.cr0 ^ new, m.cr0, lmsw, m.host.lmsw_exits)
     if reason is not None:
         after = write(m.policy, CR0, m.cr0, new)
         m.exit(reason, 3 << 4 if lmsw else 2 << 4)
