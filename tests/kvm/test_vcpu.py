@@ -161,13 +161,10 @@ def test_a_program_whose_features_are_not_offered(spec: str, kernel: str, mmu: s
         run(library.program(spec), Policy.of(kernel, mmu=mmu))
 
 
-def test_other_modes_and_several_vcpus_are_refused_by_name() -> None:
-    flat = Program("flat", "x", "pass", (Vcpu(body=(Nop(),)),), (), mode=Mode.FLAT, state=State(0x11, 0, 0))
-    with pytest.raises(NotModelled, match="mode flat"):
-        run(flat, Policy.of("6.12"))
-    two = Program("two", "x", "pass", (Vcpu(), Vcpu()))
-    with pytest.raises(NotModelled, match="2 vCPUs"):
-        run(two, Policy.of("6.12"))
+def test_pae_paging_is_refused_by_name() -> None:
+    pae = Program("pae", "x", "pass", (Vcpu(body=(Nop(),)),), mode=Mode.PAE, state=State(0x80000011, 0x20, 0))
+    with pytest.raises(NotModelled, match="pae is a program of mode pae"):
+        run(pae, Policy.of("6.12"))
 
 
 def test_features_by_vendor_and_mmu() -> None:

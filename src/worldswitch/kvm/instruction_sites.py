@@ -28,8 +28,10 @@ def rip_of(image: Image, window: int, operation: ops.Operation, path: str, user:
         return at + 1 if user else at + length
     if isinstance(operation, ops.Fetch) and address and not (address - operation.va) % max(operation.stride, 1):
         return address
+    wanted = _BY_NAME.get(type(operation))
+    if wanted and image.mode != "long":
+        wanted = wanted.replace("R64", "R32")
     for rip, name, reaches in _decoded(image, window, at, length):
-        wanted = _BY_NAME.get(type(operation))
         if name.startswith(wanted) if wanted else reaches:
             return rip
     return at
@@ -42,7 +44,7 @@ def _decoded(image: Image, window: int, at: int, length: int) -> Iterator[tuple[
     gpa = at - window
     data = next(s.data[gpa - s.gpa :] for s in image.segments if s.gpa <= gpa < s.gpa + len(s.data))[:length]
     names, memory = _names(), iced_x86.OpKind.MEMORY
-    for instruction in iced_x86.Decoder(64, data, ip=at):
+    for instruction in iced_x86.Decoder(64 if image.mode == "long" else 32, data, ip=at):
         reaches = any(instruction.op_kind(i) == memory for i in range(instruction.op_count))
         yield instruction.ip & (1 << 64) - 1, names[instruction.code], reaches
 

@@ -12,6 +12,7 @@ cdef int _MAY_W, _MAY_U, _MAY_X, _IS_D, _MAY_H, _KEY_AT
 cdef class Machine(Switch):
     @cython.locals(one=Translation, top=uint64_t, all_set=uint64_t)
     cpdef uint64_t translate(self, uint64_t va, int kind, bint user) except? 1
+    cdef uint64_t _translate_flat(self, uint64_t va, int kind) except? 1
     cdef bint _lets(self, int rights, int kind, bint user) except -1
     @cython.locals(va=uint64_t, one=Translation, enough=bint)
     cdef bint fetches(self, tuple pages) except -1

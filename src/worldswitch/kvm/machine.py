@@ -79,12 +79,25 @@ class Machine(Switch):
         one = self.tlb.find(va >> 12)
         if one is not None and self._lets(one.rights, kind, user):
             return one.page << 12 | va & 0xFFF
+        if self.flat:
+            return self._translate_flat(va, kind)
         top, all_set = va >> (56 if self.cr4 & _LA57 else 47), 0xFF if self.cr4 & _LA57 else 0x1FFFF
         if top and top != all_set:
             raise GuestFault(GP)
         one = self._walk_tdp(va, kind, user) if self.tdp is not None else self._walk_shadow(va, kind, user)
         self.tlb.keep(va >> 12, one)
         return one.page << 12 | va & 0xFFF
+
+    def _translate_flat(self, va: int, kind: int) -> int:
+        """Without paging an address is where it says, for everybody."""
+        gfn = va >> 12
+        one = self.tlb.find(gfn)
+        if one is None or (kind == _FETCH and not one.rights & _MAY_H):
+            if not self.tdp.tree.allows(gfn, kind == _FETCH):  # type: ignore[union-attr]
+                self._reach(gfn, va, kind == _FETCH, False)
+            executable = _MAY_H if self.tdp.tree.allows(gfn, True) else 0  # type: ignore[union-attr]
+            self.tlb.keep(gfn, Translation(gfn, _MAY_W | _MAY_X | _IS_D | executable))
+        return va
 
     def _lets(self, rights: int, kind: int, user: bool) -> bool:
         """Whether a remembered translation is enough for an access; if not, the processor walks again."""
@@ -174,10 +187,15 @@ class Machine(Switch):
         if not self.backing.exists(gfn):
             raise NotModelled(f"the guest reaches {gpa:#x}, where it has no memory; the model has no devices")
         code = self._violation_code(fetch, table)
-        self.exit(violation_exit(self.policy), code, 0 if self.policy.vendor is Vendor.INTEL else gpa)
+        reason = exception_exit(self.policy, PF)
+        if self.policy.tdp or reason is None:
+            self.exit(violation_exit(self.policy), code, 0 if self.policy.vendor is Vendor.INTEL else gpa)
+        else:
+            self.exit(reason, code, gpa)
         self._page_fault_event(gpa, code)
         self.stats["pf_taken"] += 1
-        mapped = self.tdp.map(gfn, fetch) if self.events is None else self._mapped(gfn, gpa, fetch, code)
+        told = self.events is not None and self.policy.tdp
+        mapped = self._mapped(gfn, gpa, fetch, code) if told else self.tdp.map(gfn, fetch)
         self.stats["pf_fixed"] += 1
         if mapped.flushed:
             self.flush_all()
@@ -198,6 +216,8 @@ class Machine(Switch):
 
     def _violation_code(self, fetch: bool, table: bool) -> int:
         """Exit qualification, or EXITINFO1: what was done. The walk itself writes, for A and D."""
+        if not self.policy.tdp:
+            return 0x10 if fetch else 0  # of a write no one asks here
         if self.policy.vendor is Vendor.INTEL:
             return 0x4 if fetch else 0x83 if table else 0x181
         return (0x1_0000_0000 | 0x14 if fetch else 0x2_0000_0006) if fetch or table else 0x1_0000_0004

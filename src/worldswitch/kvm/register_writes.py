@@ -85,8 +85,8 @@ def _intercepted(m: Machine, reason: Reason, cr: int, value: int, refused: bool,
         m.inject(GP, 0)
         raise GuestFault(GP)
     if cr == CR0:
-        if not value & _PG:
-            raise NotModelled("the guest turns paging off, and the model follows 64-bit code only")
+        if (m.cr0 ^ value) & _PG:
+            raise NotModelled("the guest turns paging on or off, and the model follows programs that leave it as it is")
         m.cr0 = value & _KNOWN_CR0 | _ET
     else:
         m.cr4 = value
@@ -246,12 +246,12 @@ def invlpg(m: Machine, va: int) -> None:
     """INVLPG."""
     reason = instruction_exit(m.policy, "invlpg")
     if reason is not None:
-        assert m.shadow is not None
         m.exit(reason, va)
         if m.policy.vendor is Vendor.AMD and not m.host.decode_assists:
             m.emulated_instruction()
         m.stats["invlpg"] += 1
-        m.shadow.invalidate(va)
+        if m.shadow is not None:  # without paging there is nothing that could be out of step
+            m.shadow.invalidate(va)
     m.tlb.forget(va)
     if reason is not None:
         m.enter()
@@ -297,7 +297,8 @@ def invpcid(m: Machine, kind: int, pcid: int, va: int) -> None:
 def invpcid_shadow(policy: Policy, m: Machine, kind: int, pcid: int, va: int) -> None:
     """What KVM does with INVPCID (x86.c, kvm_handle_invpcid)."""
     shadow = m.shadow
-    assert shadow is not None
+    if shadow is None:
+        raise NotModelled("the guest uses INVPCID without paging, which the model does not follow")
     mine = pcid == pcid_of(m.cr3)
     if kind == 0:
         m.stats["invlpg"] += 1

@@ -89,6 +89,26 @@ def tdp_root_role(policy: Policy, now: Registers) -> tuple[bool, ...]:
     return tuple(bool(values[bit.register] & bit.mask) for bit in bits)
 
 
+def tree_role(policy: Policy, now: Registers) -> tuple[bool, ...]:
+    """What selects among sets of tables that map guest-physical addresses, with two-dimensional paging or without."""
+    return tdp_root_role(policy, now) if policy.tdp else direct_root_role(policy, now)
+
+
+@rule(
+    id="paging-off-role",
+    sentence="Under shadow paging a guest with paging off is mapped by direct tables, one set; on old kernels one "
+    "for each value of CR0.WP (with WP clear also of SMEP and SMAP) and EFER.NX.",
+    depends=("cpu-role-split",),
+    tested="tests/kvm/test_flat.py::test_sets_of_direct_tables",
+)
+def direct_root_role(policy: Policy, now: Registers) -> tuple[bool, ...]:
+    """What selects among sets of direct tables (mmu.c, kvm_calc_cpu_role; kvm_calc_shadow_mmu_root_page_role)."""
+    if policy.has("cpu-role-split"):
+        return ()
+    wp = bool(now.cr0 & _WP)
+    return wp, bool(now.efer & _NXE), bool(now.cr4 & _SMEP) and not wp, bool(now.cr4 & _SMAP) and not wp
+
+
 @rule(
     id="shadow-page-role",
     sentence="A shadow page belongs to one value of CR0.WP (with WP clear also of SMEP and SMAP), so each value has a "

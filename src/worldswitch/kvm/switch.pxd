@@ -11,6 +11,7 @@ cdef uint64_t _WP, _LA57, _SMEP, _SMAP, _PKE, _NXE
 cdef class Switch:
     cdef readonly object policy, host, shadow, vm
     cdef readonly int number
+    cdef readonly bint flat
     cdef readonly Backing backing
     cdef readonly Memory memory
     cdef readonly Tdp tdp

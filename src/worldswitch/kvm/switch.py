@@ -18,7 +18,7 @@ from worldswitch.kvm.intercepts import Reason
 from worldswitch.kvm.mmu_events import root_loaded
 from worldswitch.kvm.permissions import Permissions
 from worldswitch.kvm.policy import Policy
-from worldswitch.kvm.roles import direct_root_role, permissions, shadow_root_role, tdp_root_role
+from worldswitch.kvm.roles import permissions, shadow_root_role, tree_role
 from worldswitch.kvm.shadow import Shadow
 from worldswitch.kvm.tdp import Tdp
 from worldswitch.kvm.vm import Vm
@@ -247,7 +247,7 @@ class Switch:
         self.mmu_calls += 1
         self.stats["root_loads"] += 1
         if self.tdp is not None:
-            self.tdp.load(self._of_registers(tdp_root_role if self.policy.tdp else direct_root_role))
+            self.tdp.load(self._of_registers(tree_role))
             if self.events is not None and self.policy.tdp and self.tdp.tree is not None:
                 self.events += root_loaded(self.policy, self.host, self.now, self.tdp.tree)
         else:

@@ -14,7 +14,7 @@ cdef class Tree:
 
 @cython.final
 cdef class Trees:
-    cdef bint _legacy
+    cdef object _mmu
     cdef public dict by_role
 
 @cython.final

@@ -1,5 +1,8 @@
 # cython: annotation_typing=False, auto_pickle=False, wraparound=True
-"""Two-dimensional paging: the EPT or NPT tables that map guest memory, what a violation adds, what a reload costs."""
+"""Two-dimensional paging: the EPT or NPT tables that map guest memory, what a violation adds, what a reload costs.
+
+Under shadow paging a guest with paging off is mapped in the same way, by tables that the processor walks as a guest's.
+"""
 
 from __future__ import annotations
 
@@ -55,10 +58,10 @@ class Mapped(NamedTuple):
 class Trees:
     """All sets of tables of a VM, by role."""
 
-    __slots__ = ("_legacy", "by_role")
+    __slots__ = ("_mmu", "by_role")
 
     def __init__(self, policy: Policy) -> None:
-        self._legacy = policy.mmu is Mmu.LEGACY
+        self._mmu = policy.mmu
         self.by_role: dict[tuple[bool, ...], Tree] = {}
 
     def pages(self) -> tuple[int, int, int]:
@@ -72,7 +75,11 @@ class Trees:
 
     def made(self) -> int:
         """The statistic mmu_cache_miss: tables the legacy MMU made, which it never gives up here."""
-        return sum(1 + len(tree.tables) for tree in self.by_role.values()) if self._legacy else 0
+        trees = self.by_role.values()
+        if self._mmu is Mmu.SHADOW:
+            # Four roots of level 2, and what they lead to.
+            return sum(4 + sum(level == 1 for level, _ in tree.tables) for tree in trees)
+        return sum(1 + len(tree.tables) for tree in trees) if self._mmu is Mmu.LEGACY else 0
 
     def state(self) -> object:
         """A value that is equal whenever all tables are."""
@@ -142,7 +149,7 @@ class Tdp:
         if whole:
             tree.split.add(gfn >> 9)
         tree.small.add(gfn)
-        if self._policy.mmu is Mmu.LEGACY and self._host.accessed_bits:
+        if self._policy.mmu is Mmu.SHADOW or (self._policy.mmu is Mmu.LEGACY and self._host.accessed_bits):
             besides += self._prefetch(tree, gfn)
         return Mapped(1, besides, flushed)
 

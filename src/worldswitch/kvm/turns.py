@@ -73,6 +73,8 @@ def _start(guest: Guest) -> Iterator[None]:
 def _one_pass(guest: Guest, number: int) -> Iterator[None]:
     guest.pass_begins(number)
     yield from _up_to_meetings(guest, guest.body)
+    if not guest.is_long:
+        guest.pass_ends()
 
 
 def _finish(guest: Guest) -> Iterator[None]:

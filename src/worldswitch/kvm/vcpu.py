@@ -103,11 +103,14 @@ def run(
 
     Raises:
         MissingError: The policy's guest lacks a CPUID feature the program needs.
-        NotModelled: A program not of 64-bit code, or one that leaves what is followed here.
+        NotModelled: A program with PAE paging, or one that leaves what is followed here.
         ProgramError: It cannot be assembled.
     """
-    if program.mode is not Mode.LONG:
-        raise NotModelled(f"{program.name} is a program of mode {program.mode}; the model follows 64-bit code only")
+    if program.mode is Mode.PAE:
+        raise NotModelled(
+            f"{program.name} is a program of mode {program.mode}; the model follows 64-bit code, and 32-bit code "
+            "without paging (mode flat)"
+        )
     _check_features(program, policy)
     if image is None:
         from worldswitch.guest.assemble import assemble
@@ -139,7 +142,7 @@ def _vm(program: Program, policy: Policy, host: Host, image: Image, record: bool
     loaded = memory.loaded_pages()
     loaded.update(entry.area // _PAGE for entry in image.entries if entry.area is not None)
     slots = [Slot(r.gpa // _PAGE, (r.gpa + r.size) // _PAGE, r.huge and host.huge_pages) for r in image.regions]
-    return Vm(policy, host, memory, Backing(slots, loaded), record)
+    return Vm(policy, host, memory, Backing(slots, loaded), record, program.mode is not Mode.FLAT)
 
 
 def _machine(vm: Vm, entry: Entry) -> Machine:

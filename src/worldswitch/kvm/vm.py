@@ -24,20 +24,25 @@ class Vm:
 
     Args:
         record: Keep a row for each event.
+        paging: The guest has paging on, and never turns it off; or else it never turns it on.
 
     Attributes:
         vcpus: By their numbers.
         acting: The one whose turn it is.
         events: Rows (event, fields) in order, None if they are not kept.
         turns: Where in *events* the rows of another vCPU begin, and which it is.
-        trees: Tables of two-dimensional paging; empty without it.
-        pages: Shadow pages; None with two-dimensional paging.
+        trees: Tables of two-dimensional paging, or of a guest without paging; else empty.
+        pages: Shadow pages; None where there are such tables.
     """
 
-    __slots__ = ("acting", "backing", "events", "host", "memory", "pages", "policy", "trees", "turns", "vcpus")
+    __slots__ = (
+        "acting", "backing", "events", "host", "memory", "pages", "paging", "policy", "trees", "turns", "vcpus",
+    )  # fmt: skip
 
-    def __init__(self, policy: Policy, host: Host, memory: Memory, backing: Backing, record: bool = False) -> None:
-        self.policy, self.host, self.memory, self.backing = policy, host, memory, backing
+    def __init__(
+        self, policy: Policy, host: Host, memory: Memory, backing: Backing, record: bool = False, paging: bool = True
+    ) -> None:
+        self.policy, self.host, self.memory, self.backing, self.paging = policy, host, memory, backing, paging
         self.events: list[tuple[str, dict[str, Any]]] | None = [] if record else None
         self.turns: list[tuple[int, int]] = []
         self.vcpus: list[Switch] = []
@@ -45,7 +50,7 @@ class Vm:
         self.trees = Trees(policy)
         self.pages = (
             None
-            if policy.tdp
+            if policy.tdp or not paging
             else Pages(policy, memory, lambda: self._now().controls, lambda: self._now().flush_all(), self.request)
         )
 
