@@ -17,7 +17,7 @@ cdef class Guest:
     cdef readonly int64_t faults, retries, period
     cdef uint64_t believed_cr0, believed_cr4, _gdt, _idt, _stack
     cdef int64_t _index, _pass
-    cdef bint _whole, _in_fix, _skips_soft
+    cdef bint _whole, _in_fix, _user, _skips_soft
     cdef object _tables
     cdef readonly tuple setup, end
     cdef tuple _stubs, _records, _skips
@@ -45,5 +45,6 @@ cdef class Guest:
     cdef int _push(self, int words) except -1
     cdef int _pop(self) except -1
     cdef _skip(self)
+    cdef _call_gate(self)
     cdef int _touch_area(self, int offset) except -1
     cpdef keep(self, Step step, value)

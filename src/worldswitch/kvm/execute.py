@@ -89,7 +89,7 @@ class Guest:
         self.log: list[Fault] = []
         self.values: dict[str, int] = {}
         self._index = self._pass = 0
-        self._in_fix = False
+        self._in_fix = self._user = False
         self._skips_soft = emulates_soft_interrupt(machine.policy, machine.host.next_rip)
         vcpu = program.vcpus[number]
         self._tables = Entries(program, image)
@@ -233,8 +233,13 @@ class Guest:
         """Run one operation, again after a fix that says so; False if it was skipped in the end."""
         retried = False
         while True:
+            self._user = user
             try:
-                self._execute(step, user)
+                if retried and step.kind == _FETCH:
+                    # The call is done and its return address pushed: what is tried again is the instruction called.
+                    self.m.fetch(step.va + (self._index & step.last) * step.stride, user)
+                else:
+                    self._execute(step, user)
             except GuestFault as fault:
                 if not self._handled(fault, step, user, retried):
                     return False
@@ -306,12 +311,12 @@ class Guest:
                 continue
             if step is block:
                 return  # what faults alone at CPL 3 is resumed behind the way back
+            self.m.fetches(block.code)
             self._push(5)
             self._descriptors()
         for address in block.user_code[-1:]:
             self.m.fetch(address, True)
-        self.m.injects_again = self._skips_soft
-        self._interrupt(3)
+        self._call_gate()
 
     # ---- exceptions
 
@@ -346,13 +351,13 @@ class Guest:
         self.m.fetches(handling.after)
         self._variables()
         self._index, self._in_fix = outer, False
-        if handling.handler.retry:
-            self.retries += 1
-            self._touch_area(layout.RETRIES)
-            self._pop()
-        else:
+        if not handling.handler.retry:
             self._skip()
-        return handling.handler.retry
+            return False
+        self._pop()
+        self.retries += 1
+        self._touch_area(layout.RETRIES)
+        return True
 
     def _skip(self) -> None:
         """On behind what faulted, by IRET."""
@@ -367,6 +372,12 @@ class Guest:
         self._push(5)
         self.m.injects_again = False
         self.m.fetches(self._stubs[vector])
+
+    def _call_gate(self) -> None:
+        """INT3 at CPL 3, whose handler looks at where it is from."""
+        self.m.injects_again = self._skips_soft
+        self._interrupt(3)
+        self._pop()
 
     def _descriptors(self) -> None:
         self.m.translate(self._gdt, _READ, False)
@@ -399,7 +410,12 @@ class Guest:
         """Keep the value of an operation that does; one the model does not know is left out."""
         if not step.keep:
             return
+        if self._user:
+            self._call_gate()
         self._touch_area(layout.VALUES)
+        if self._user:
+            self._descriptors()
+            self._pop()
         if value is None:
             self.values.pop(step.path, None)
         else:
