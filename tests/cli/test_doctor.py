@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -72,3 +74,38 @@ def test_a_snapshot_of_this_host_is_written_whole_and_the_same_host_is_read(tmp_
     assert wsw("--snapshot", out).returncode == 0
     assert [path.name for path in tmp_path.iterdir()] == ["me.tar"]
     assert wsw(out, "--json").returncode == 0
+
+
+def test_a_snapshot_takes_no_place_of_what_is_no_file(tmp_path: Path) -> None:
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    done = wsw("--snapshot", fifo)
+    assert (done.returncode, fifo.is_fifo()) == (2, True)
+    assert "no regular file" in done.stderr
+
+
+def test_a_snapshot_written_through_a_link_leaves_the_link(tmp_path: Path) -> None:
+    (tmp_path / "link.tar").symlink_to(tmp_path / "real.tar")
+    (tmp_path / "real.tar").touch()
+    assert wsw("--snapshot", tmp_path / "link.tar").returncode == 0
+    assert (tmp_path / "link.tar").is_symlink()
+    assert (tmp_path / "real.tar").stat().st_size > 0
+
+
+@pytest.mark.needs("strace")
+def test_the_doctor_changes_nothing(tmp_path: Path) -> None:
+    """Nothing of the host is opened for writing, made, renamed, removed or given other rights."""
+    log = tmp_path / "log"
+    calls = (
+        "open,openat,creat,rename,renameat,renameat2,unlink,unlinkat,mkdir,mkdirat,chmod,fchmod,fchmodat,chown,mount"
+    )
+    environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}
+    subprocess.run(
+        ["strace", "-f", "-e", f"trace={calls}", "-o", log, WSW, "doctor", "--script"],
+        env=environment, check=True, capture_output=True,
+    )  # fmt: skip
+    lines = log.read_text().splitlines()
+    assert any("/proc/cpuinfo" in line for line in lines)
+    opened = [line for line in lines if "/dev/null" not in line and "/dev/tty" not in line]
+    assert [line for line in opened if re.search(r"O_(WRONLY|RDWR|CREAT|TRUNC)", line)] == []
+    assert [line for line in lines if re.search(r"\b(creat|rename|unlink|mkdir|chmod|chown|mount)\w*\(", line)] == []

@@ -81,7 +81,7 @@ def test_off_under_shadow_paging_is_no_matter():
 
 REMOUNT = ("mount", "-o", "remount,memory_recursiveprot,nsdelegate,favordynmods", "/sys/fs/cgroup")
 WITHOUT = (
-    "mount", "--options-mode", "ignore", "-o", "remount,memory_recursiveprot,nsdelegate", "/sys/fs/cgroup",
+    "mount", "-t", "cgroup2", "-o", "remount,memory_recursiveprot,nsdelegate", "cgroup2", "/sys/fs/cgroup",
 )  # fmt: skip
 
 

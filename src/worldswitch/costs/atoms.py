@@ -129,6 +129,8 @@ def load(path: Path) -> Costs:
         MissingError: It cannot be read.
         UsageError: See :func:`loads`.
     """
+    if path.exists() and not path.is_file() and not path.is_dir():
+        raise UsageError(f"{printable(str(path))} is no regular file, so no file of costs")
     try:
         text = path.read_text(encoding="utf-8")
     except OSError as error:

@@ -68,11 +68,10 @@ _PUBLIC_PLACES = ("/sys/", "/dev/", "/proc/", "/cgroup")
 _OS_KEYS = frozenset(
     ("ID", "ID_LIKE", "NAME", "PRETTY_NAME", "VERSION", "VERSION_ID", "VERSION_CODENAME", "VARIANT_ID", "PLATFORM_ID")
 )
-_SAFE_NAME = re.compile(r"[A-Za-z][\w.-]{0,63}", re.ASCII)
 
 
 def keep_boot_parameters(text: str) -> str:
-    """The command line with the values of unknown parameters as ``*``: some hold keys, addresses or names."""
+    """The command line with unknown parameters as ``*``: values hold keys and addresses, names whose product runs."""
     kept = []
     for word in boot_words(text):
         if word == "--":
@@ -80,8 +79,6 @@ def keep_boot_parameters(text: str) -> str:
         name, equals, value = word.partition("=")
         if _BOOT.fullmatch(name):
             kept.append(_quoted(f"{name}{equals}{value}"))
-        elif equals and _SAFE_NAME.fullmatch(name):
-            kept.append(f"{name}=*")
         else:
             kept.append("*")
     return " ".join(kept)
@@ -212,7 +209,7 @@ ALLOWED = (
     Allowed("/proc/sys/kernel/version", "its build: preemption model, Debian's own version"),
     Allowed("/proc/version", "the same where there is no /proc/sys", keep_builder_out),
     Allowed("/proc/version_signature", "the upstream version of Ubuntu's kernels"),
-    Allowed("/proc/cmdline", "parameters of the kernel; unknown ones as NAME=*", keep_boot_parameters),
+    Allowed("/proc/cmdline", "parameters of the kernel; unknown ones as *", keep_boot_parameters),
     Allowed("/proc/cpuinfo", "the processor: one of them, and how many", keep_processors),
     Allowed("/proc/meminfo", "memory and huge pages"),
     Allowed("/proc/modules", "which of KVM's modules are loaded and used", keep_modules),

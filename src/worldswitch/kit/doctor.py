@@ -161,15 +161,15 @@ def _show(asked: Asked, done: Sequence[Diagnosis], failed: Sequence[tuple[str, s
 def _write(asked: Asked, output: str) -> int:
     from worldswitch.host.snapshot import snapshot
 
+    _insist_on_a_file(output)
     host = read(asked.root)
     data = snapshot(host)
     if output.endswith((".gz", ".xz")):
         data = _compressed(data, output)
+    output = os.path.realpath(output)
     folder, name = os.path.split(output)
     draft = os.path.join(folder, f".{name[:200]}.{os.getpid()}.part")  # noqa: PTH118
     try:
-        if not name or os.path.isdir(output):  # noqa: PTH112
-            raise UsageError(f"{printable(output)!r} is a folder; give --snapshot the name of a file")
         with open(draft, "xb") as file:  # noqa: PTH123
             file.write(data)
         os.replace(draft, output)  # noqa: PTH105
@@ -184,6 +184,16 @@ def _write(asked: Asked, output: str) -> int:
     missing = f", {len(host.missing)} could not be read" if host.missing else ""
     sys.stderr.write(f"{printable(output)}: {len(data):,} bytes, {len(host.files)} files{missing}\n")
     return DONE
+
+
+def _insist_on_a_file(output: str) -> None:
+    """What is written beside a name and renamed to it would take the place of a device, a FIFO or a link."""
+    if not output:
+        raise UsageError("--snapshot needs the name of a file")
+    if output.endswith("/") or os.path.isdir(output):  # noqa: PTH112
+        raise UsageError(f"{printable(output)!r} is a folder; give --snapshot the name of a file")
+    if os.path.lexists(output) and not os.path.isfile(output):  # noqa: PTH113
+        raise UsageError(f"{printable(output)!r} is there and no regular file; give --snapshot the name of a file")
 
 
 def _drop(path: str) -> None:

@@ -107,7 +107,8 @@ def _options(options: frozenset[str]) -> str:
 def _remount(here: Setting, path: str, options: str) -> Pair:
     kept = f",{options}" if options else ""
     now = ("mount", "-o", f"remount{kept},favordynmods", path)
-    off = ("mount", "--options-mode", "ignore", "-o", f"remount{kept}", path)
+    # Given what is mounted and where, mount takes no options from the mount table, where favordynmods would still be.
+    off = ("mount", "-t", "cgroup2", "-o", f"remount{kept}", "cgroup2", path)
     at_boot = here.has("cgroup-favordynmods-boot")
     good = (BootParameter("cgroup_favordynmods=1"),) if at_boot else unit(_SERVICE, "favordynmods on cgroup2", now)
     bad = (BootParameter("cgroup_favordynmods=1", remove=True),) if at_boot else no_unit(_SERVICE)

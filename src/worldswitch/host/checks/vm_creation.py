@@ -24,6 +24,7 @@ from worldswitch.host.checks.terms import (
 from worldswitch.host.facts import Host
 from worldswitch.host.finding import (
     Amount,
+    ByHand,
     Change,
     Evidence,
     Finding,
@@ -152,6 +153,9 @@ def _never(host: Host) -> Pair:
     used = host.module_users.get(vendor_module(host) or "", 0) > 0
     fix = parameter(host, "kvm", PARAMETER, "never", "auto", live=not used, to=to).fix
     undo = parameter(host, "kvm", PARAMETER, "never", "auto", live=False, to=to).undo
+    if host.parameter("kvm", PARAMETER) in ("Y", "1"):  # this processor has no bug, so auto gives N
+        again = ByHand(f"if it was written by hand, then write force to {host.parameter_path('kvm', PARAMETER)}")
+        undo = Change(undo.text.replace("to auto", "to force"), (*undo.steps, again), undo.needs_reboot)
     if used:
         return Pair(fix, undo)
     # Last, as it fails with EBUSY if a VM has come up since.
