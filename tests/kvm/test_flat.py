@@ -1,8 +1,7 @@
-"""32-bit guests with paging off: the model against real kvm_amd (flat_lab.toml), and what selects their tables.
+"""32-bit guests with paging off: the model against real KVM (flat_lab.toml), and what selects their tables.
 
 Not in the recording: LMSW that changes nothing, for which QEMU's processor does not exit; and flat-more
-on 5.10 under shadow paging, where the guest hangs: kvm_amd leaves CR4.SMEP set though it has the processor translate by
-tables of user pages.
+on 5.10 under shadow paging, where the guest hung once it had set CR4.SMEP, which was not looked into.
 """
 
 from __future__ import annotations
@@ -27,13 +26,15 @@ from worldswitch.x86.registers import CR0, CR4, bit_mask
 HERE = Path(__file__).parent
 LAB = Host(huge_pages=False, decode_assists=False, next_rip=False)
 RUNS = tomllib.loads((HERE / "flat_lab.toml").read_text())["run"]
-FOUND = {(one["kernel"], one["mmu"], name): found for one in RUNS for name, found in one["programs"].items()}
+FOUND = {
+    (one["kernel"], one["cpu"], one["mmu"], name): found for one in RUNS for name, found in one["programs"].items()
+}
 
 
-@pytest.mark.parametrize(("kernel", "mmu", "name"), FOUND)
-def test_it_counts_what_real_kvm_counted(kernel: str, mmu: str, name: str) -> None:
+@pytest.mark.parametrize(("kernel", "cpu", "mmu", "name"), FOUND)
+def test_it_counts_what_real_kvm_counted(kernel: str, cpu: str, mmu: str, name: str) -> None:
     found: dict[str, Any] = FOUND[kernel, mmu, name]
-    program, policy = toml.load(str(HERE / "programs" / f"{name}.toml")), Policy.of(kernel, "amd", mmu)
+    program, policy = toml.load(str(HERE / "programs" / f"{name}.toml")), Policy.of(kernel, cpu, mmu)
     none, whole = (run(program, policy, n, host=LAB) for n in (0, 20))
     reasons = {r: count - none.exits_by_reason.get(r, 0) for r, count in whole.exits_by_reason.items()}
     assert {r: count for r, count in reasons.items() if count} == found["exits"]
