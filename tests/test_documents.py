@@ -13,7 +13,7 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 FENCED = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-OFFLINE = ("analyze", "whatif", "kernels", "rules")
+OFFLINE = ("analyze", "whatif", "kernels", "rules", "doctor")
 ALWAYS_THE_SAME = ("tables", "nx", "rules")
 
 
