@@ -33,7 +33,7 @@ FOUND = {
 
 @pytest.mark.parametrize(("kernel", "cpu", "mmu", "name"), FOUND)
 def test_it_counts_what_real_kvm_counted(kernel: str, cpu: str, mmu: str, name: str) -> None:
-    found: dict[str, Any] = FOUND[kernel, mmu, name]
+    found: dict[str, Any] = FOUND[kernel, cpu, mmu, name]
     program, policy = toml.load(str(HERE / "programs" / f"{name}.toml")), Policy.of(kernel, cpu, mmu)
     none, whole = (run(program, policy, n, host=LAB) for n in (0, 20))
     reasons = {r: count - none.exits_by_reason.get(r, 0) for r, count in whole.exits_by_reason.items()}
