@@ -26,10 +26,33 @@ def test_a_later_run_takes_the_place_of_an_earlier_one(tmp_path: Path) -> None:
     assert [(one["kernel"], one["run"]) for one in found] == [("5.10.223", 10), ("6.12.117", 20)]
 
 
+def piece(first: int, programs: int, seed: int = 1, shipped: tuple[str, ...] = ()) -> dict[str, Any]:
+    found = Outcome("6.12.117", "amd", "shadow", "qemu 7.2", programs, programs - 1, failed={f"{first}": "it ended"})
+    return table.row(found, Plan(programs, seed, first, shipped=shipped))
+
+
+def test_pieces_of_one_seed_add_up(tmp_path: Path) -> None:
+    path = tmp_path / "table.json"
+    for one in (piece(0, 10, shipped=("cr0-wp",)), piece(30, 5), piece(10, 20)):
+        table.save([one], path)
+    (found,) = table.load(path)
+    assert (found["run"], found["equal"], found["random"], found["shipped"]) == (35, 32, 35, 1)
+    assert found["pieces"] == [[0, 35]]
+    assert found["failed"].keys() == {"0", "30", "10"}
+
+
+@pytest.mark.parametrize("second", [piece(9, 20), piece(10, 20, seed=2)], ids=["same programs", "other seed"])
+def test_pieces_that_do_not_add_up_take_the_place(tmp_path: Path, second: dict[str, Any]) -> None:
+    path = tmp_path / "table.json"
+    table.save([piece(0, 10)], path)
+    table.save([second], path)
+    assert table.load(path) == [second]
+
+
 def test_markdown_has_a_line_for_each_row() -> None:
     lines = table.markdown([row("6.12.117")]).splitlines()
     assert len(lines) == 3
-    assert lines[2] == "| 6.12.117 | amd | shadow | 10 | 10 | 0 | 0 | 4/9 | 0 |"
+    assert lines[2] == "| 6.12.117 | amd | shadow | 10 | 10 | 0 | 0 | 0 | 0 | 4/9 | 0 |"
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"format": "x", "rows": []}', '{"format": "worldswitch-conformance"}'])

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib import resources
+from itertools import combinations
 from typing import Any
 
-from worldswitch.conform.seen import Difference, Seen, differences
-from worldswitch.guest.paths import places
-from worldswitch.guest.program import Program
+from worldswitch.conform.seen import Seen, differences
 
 _PF, _P, _RSVD = 14, 1, 8
 MOST = 5
@@ -20,16 +19,14 @@ MOST = 5
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """A known difference.
+    """A known difference, which says exactly what there is to see: with it undone, nothing differs.
 
     Attributes:
         id: Its name. *rule*: The rule of ``wsw rules`` that it is an exception to. *reason*: Why the two differ.
         program: The smallest program that shows it, as TOML.
         cpus, mmus, kernels: Where it is seen; kernels as the start of a version, none for all.
-        operations: Words of operations a program must have for it.
-        kinds: The kinds of differences it makes (:attr:`Difference.kind`); others are none of it.
-        undone: Which of :data:`UNDONE` takes it out of what was seen; empty if nothing can, and then a program that
-            differs in *kinds* alone has it.
+        undone: Which of :data:`UNDONE` takes it out of what was seen; or empty, and then
+        host: the field of :class:`worldswitch.kvm.host.Host` without which the model does as the emulator.
     """
 
     id: str
@@ -39,40 +36,36 @@ class Named:
     cpus: tuple[str, ...]
     mmus: tuple[str, ...]
     kernels: tuple[str, ...]
-    operations: tuple[str, ...] = ()
-    kinds: tuple[str, ...] = ()
     undone: str = ""
+    host: str = ""
 
     def seen_at(self, kernel: str, cpu: str, mmu: str) -> bool:
         """Whether it is seen there."""
         versions = not self.kernels or any(kernel == one or kernel.startswith(f"{one}.") for one in self.kernels)
         return versions and cpu in self.cpus and mmu in self.mmus
 
-    def explains(self, program: Program, found: Sequence[Difference]) -> bool:
-        """Whether it is all that differs in a program that has what it takes."""
-        words = {place.operation.word for place in places(program)}
-        return not self.undone and words.issuperset(self.operations) and all(one.kind in self.kinds for one in found)
+
+Expect = Callable[[frozenset[str]], Seen]
+"""What the model says of a program on a host without those fields of :class:`worldswitch.kvm.host.Host`."""
 
 
-def explained(
-    program: Program, model: Seen, real: Seen, ignored: Mapping[str, int], place: tuple[str, str, str]
-) -> str:
-    """Ids of the named differences that are all that differs, joined by commas; empty if they are not.
+def explained(expect: Expect, real: Seen, ignored: Mapping[str, int], place: tuple[str, str, str]) -> str:
+    """Ids of the fewest named differences that are all that differs, joined by commas; empty if there are none.
 
     Args:
         ignored: See :func:`worldswitch.conform.seen.not_compared`.
         place: Kernel version, processor, way to page.
     """
-    used = []
-    for one in named():
-        if one.undone and one.seen_at(*place) and (without := UNDONE[one.undone](real)) != real:
-            used.append(one.id)
-            real = without
-    left = differences(model, real, ignored)
-    if not left:
-        return ",".join(used)
-    by = next((one.id for one in named() if one.seen_at(*place) and one.explains(program, left)), "")
-    return ",".join([*used, by]) if by else ""
+    here = [one for one in named() if one.seen_at(*place)]
+    for count in range(1, len(here) + 1):
+        for some in combinations(here, count):
+            without = real
+            for one in some:
+                without = UNDONE[one.undone](without) if one.undone else without
+            model = expect(frozenset(one.host for one in some if one.host))
+            if not differences(model, without, ignored):
+                return ",".join(one.id for one in some)
+    return ""
 
 
 def _present_where_reserved(seen: Seen) -> Seen:
@@ -96,6 +89,6 @@ def named() -> tuple[Named, ...]:
 
 
 def _named(entry: dict[str, Any]) -> Named:
-    several = ("cpus", "mmus", "kernels", "operations", "kinds")
+    several = ("cpus", "mmus", "kernels")
     values: dict[str, Any] = {name: tuple(value) if name in several else value for name, value in entry.items()}
     return Named(**values)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from worldswitch.conform.batch import MOST, Ran, Rig
@@ -83,6 +84,7 @@ class Outcome:
 
     Attributes:
         ran, equal: Programs run, and those equal to the model in all that is compared.
+        rescued: Those of *equal* that differed at first and were equal when they ran again.
         statistics_ran, statistics_equal: The same for KVM's statistics, of those that are equal otherwise.
         unequal: The others.
         left_out: Why programs were not run -> how many.
@@ -110,6 +112,7 @@ class Outcome:
     interrupted: bool = False
     missing: bool = False
     why: str = ""
+    rescued: int = 0
 
     @property
     def unexplained(self) -> list[Unequal]:
@@ -224,6 +227,7 @@ class _Bench:
         for item, runs in self._again(suspects):
             if (clean := next((one for one in runs if not item.differences(one)), None)) is not None:
                 self._equal(item, Ran((clean,)))
+                found.rescued += 1
                 continue
             found.ran += 1
             least = min(runs, key=lambda one: len(item.differences(one)))
@@ -255,20 +259,29 @@ class _Bench:
     def _name(self, item: _Item, real: Seen) -> str:
         """Ids of the named differences that are all that differs."""
         place = (self.found.kernel, self.found.cpu, self.found.mmu)
-        return explained(item.program, item.expected, real, item.ignored, place)
+
+        def expect(without: frozenset[str]) -> Seen:
+            host = replace(self.host, **dict.fromkeys(without, False))
+            return of_model(run(item.program, self.policy, image=item.image, host=host))
+
+        return explained(expect, real, item.ignored, place)
 
     def _minimize(self, most: int) -> None:
         """Shrink the first differences that have no name."""
         places = [i for i, one in enumerate(self.found.unequal) if not one.by][:most]
         if not places:
             return
-        smaller = shrink([self.found.unequal[i].program for i in places], self._still, self.say)
+        unequal = [self.found.unequal[i] for i in places]
+        kinds = [one.found[0].kind for one in unequal]
+        smaller = shrink([one.program for one in unequal], partial(self._still, kinds), self.say)
         for i, one in zip(places, smaller, strict=True):
             (found,) = self._differences([one])
             self.found.unequal[i] = replace(self.found.unequal[i], minimal=one, minimal_found=found)
 
-    def _still(self, programs: Sequence[Program]) -> list[bool]:
-        return [bool(found) for found in self._differences(programs)]
+    def _still(self, kinds: Sequence[str], programs: Sequence[tuple[int, Program]]) -> list[bool]:
+        """Whether each still differs in the first of what the one it was made of differs in (*kinds*)."""
+        found = self._differences([one for _, one in programs])
+        return [any(one.kind == kinds[case] for one in some) for (case, _), some in zip(programs, found, strict=True)]
 
     def _differences(self, programs: Sequence[Program]) -> list[tuple[Difference, ...]]:
         """What still differs in each and has no name; nothing where model or machine give no answer."""

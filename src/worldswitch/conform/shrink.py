@@ -12,8 +12,8 @@ from worldswitch.guest import operations as ops
 from worldswitch.guest.paths import places
 from worldswitch.guest.program import Program, Vcpu
 
-Test = Callable[[Sequence[Program]], Sequence[bool]]
-"""Which of some programs still show the difference."""
+Test = Callable[[Sequence[tuple[int, Program]]], Sequence[bool]]
+"""Which of some programs still show the difference of the one each was made of, told by its place."""
 ROUNDS, SECONDS = 24, 150.0
 AT_ONCE = 30
 """Candidates of one program in one round."""
@@ -27,7 +27,7 @@ class _Candidate(NamedTuple):
     removal: Removal
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Case:
     """A program on its way down; *share*: pieces blocks are cut into; *promising*: what could go, each alone."""
 
@@ -71,7 +71,7 @@ def shrink(programs: Sequence[Program], test: Test, say: Callable[[str], None]) 
         if not active or time.monotonic() > until:
             break
         tried = [list(_candidates(case)) for case in active]
-        flat = [one.program for some in tried for one in some]
+        flat = [(cases.index(case), one.program) for case, some in zip(active, tried, strict=True) for one in some]
         say(f"shrinking, round {number + 1}: {len(flat)} candidates of {len(active)} programs")
         verdicts = list(test(flat)) if flat else []
         for case, some in zip(active, tried, strict=True):

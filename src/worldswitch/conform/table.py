@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,11 @@ from worldswitch.errors import MissingError, TraceFormatError, printable
 
 FORMAT, VERSION = "worldswitch-conformance", 1
 _KEY = ("kernel", "cpu", "mmu")
-_HEAD = ("kernel", "processor", "MMU", "run", "equal", "named", "unexplained", "statistics equal", "not run")
+_HEAD = ("kernel", "processor", "MMU", "run", "equal", "rescued", "named", "unexplained", "failed", "statistics equal",
+         "not run")  # fmt: skip
+_SUMMED = ("random", "shipped", "run", "equal", "rescued", "named", "unexplained", "statistics_run",
+           "statistics_equal", "starts", "executed", "seconds")  # fmt: skip
+_COUNTS = ("by_name", "statistics_unequal", "left_out")
 _TEXT = 3
 """Columns that hold text; the others are numbers."""
 
@@ -30,9 +35,11 @@ def row(found: Outcome, plan: Plan) -> dict[str, Any]:
         "emulator": found.emulator,
         "seed": plan.seed,
         "random": len(plan.numbers()),
+        "pieces": [] if plan.only else [[plan.first, plan.first + plan.programs]],
         "shipped": len(plan.shipped),
         "run": found.ran,
         "equal": found.equal,
+        "rescued": found.rescued,
         "named": sum(unequal.values()),
         "by_name": unequal,
         "unexplained": len(found.unexplained),
@@ -68,13 +75,17 @@ def load(path: Path) -> list[dict[str, Any]]:
 
 
 def save(rows: Iterable[Mapping[str, Any]], path: Path) -> None:
-    """Write the rows, in place of those of the same kernel, processor and way to page that the file has.
+    """Add the rows to those that the file has of the same kernel, processor and way to page.
+
+    Numbers add up where both are of one seed and have no program in common (:func:`added`); else the later row stays.
 
     Raises:
         MissingError, TraceFormatError: As :func:`load`, if there is a file; or it cannot be written.
     """
     there = {_key(one): one for one in (load(path) if path.exists() else ())}
-    there.update((_key(one), dict(one)) for one in rows)
+    for one in rows:
+        before = there.get(_key(one))
+        there[_key(one)] = added(before, one) if before is not None and _apart(before, one) else dict(one)
     document = {"format": FORMAT, "version": VERSION, "rows": [there[key] for key in sorted(there)]}
     beside = path.with_name(f".{path.name}.new")
     try:
@@ -82,6 +93,42 @@ def save(rows: Iterable[Mapping[str, Any]], path: Path) -> None:
         beside.replace(path)
     except OSError as error:
         raise MissingError(f"{printable(str(path))} cannot be written: {error.strerror}") from None
+
+
+def added(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:
+    """One row of two: pieces of one seed."""
+    found = dict(after)
+    for name in _SUMMED:
+        found[name] = before.get(name, 0) + after.get(name, 0)
+    for name in _COUNTS:
+        one, other = before[name], after[name]
+        found[name] = {key: one.get(key, 0) + other.get(key, 0) for key in {**one, **other}}
+    found["seconds"] = round(found["seconds"], 1)
+    found["failed"] = {**before["failed"], **after["failed"]}
+    found["pieces"] = _joined([*before["pieces"], *after["pieces"]])
+    return found
+
+
+def _apart(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Whether the two are of one seed, whole, and of different programs."""
+    if one["seed"] != other["seed"] or one["why"] or other["why"] or (one["shipped"] and other["shipped"]):
+        return False
+    pieces = [one.get("pieces"), other.get("pieces")]
+    if not all(pieces):
+        return False
+    ranges = sorted(tuple(each) for some in pieces for each in some or () if each[0] < each[1])
+    return all(before[1] <= after[0] for before, after in pairwise(ranges))
+
+
+def _joined(pieces: Sequence[Sequence[int]]) -> list[list[int]]:
+    """The pieces in order, those that meet as one."""
+    found: list[list[int]] = []
+    for first, end in sorted(tuple(one) for one in pieces if one[0] < one[1]):
+        if found and found[-1][1] == first:
+            found[-1][1] = end
+        else:
+            found.append([first, end])
+    return found
 
 
 def _key(one: Mapping[str, Any]) -> tuple[tuple[int, ...], str, str]:
@@ -95,9 +142,10 @@ def cells(rows: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[list[str]]
 
 
 def _cells(one: Mapping[str, Any]) -> list[str]:
-    left = sum(one["left_out"].values()) + len(one["failed"])
+    left = sum(one["left_out"].values())
     known = f"{one['statistics_equal']:,}/{one['statistics_run']:,}" if one["statistics_run"] else "–"
-    numbers = [f"{one[name]:,}" for name in ("run", "equal", "named", "unexplained")]
+    numbers = [f"{one[name]:,}" for name in ("run", "equal")] + [f"{one.get('rescued', 0):,}"]
+    numbers += [f"{one[name]:,}" for name in ("named", "unexplained")] + [f"{len(one['failed']):,}"]
     not_run = f"{left:,}" if not one["why"] else "all" if not one["run"] else one["why"]
     return [one["kernel"], one["cpu"], one["mmu"], *numbers, known, not_run]
 
