@@ -35,6 +35,8 @@ def instructions(image: Image, address: int, length: int) -> list[capstone.CsIns
 def pieces(image: Image) -> Iterator[tuple[str, list[capstone.CsInsn]]]:
     """Path and instructions of each operation's pieces of the listing."""
     for address, length, path in image.listing:
+        if path.endswith(" operand"):
+            continue
         found = instructions(image, address, length)
         if not AROUND.fullmatch(path):
             yield path, found

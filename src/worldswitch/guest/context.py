@@ -63,7 +63,7 @@ class Context:
         in_fix, in_user: Whether the current operation belongs to a handler, runs at CPL 3.
         operations: Resume labels with paths.
         listing: Section, start, end and path of each operation's code.
-        literals: Data to put behind the code.
+        literals: Data to put behind the code, and whose they are.
     """
 
     program: Program
@@ -83,7 +83,7 @@ class Context:
     listing: list[tuple[Section, int, int, str]] = field(default_factory=list)
     vmcalls: list[Label] = field(default_factory=list)
     keeps: list[str] = field(default_factory=list)
-    literals: list[tuple[Label, bytes]] = field(default_factory=list)
+    literals: list[tuple[Label, bytes, str]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.index = self.body_pass

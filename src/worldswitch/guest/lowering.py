@@ -151,7 +151,7 @@ def _invlpg(c: Context, invlpg: Invlpg) -> None:
 
 def _invpcid(c: Context, invpcid: Invpcid) -> None:
     asm, descriptor = c.asm, Label()
-    c.literals.append((descriptor, invpcid.pcid.to_bytes(8, "little") + invpcid.va.to_bytes(8, "little")))
+    c.literals.append((descriptor, invpcid.pcid.to_bytes(8, "little") + invpcid.va.to_bytes(8, "little"), c.place))
     with c.guarded():
         asm.mov(A, invpcid.type)
         asm.mov(D, descriptor)

@@ -129,9 +129,10 @@ def _halt(c: Context) -> Label:
 
 
 def _write_literals(c: Context) -> None:
-    for label, data in c.literals:
+    for label, data, path in c.literals:
         c.asm.bind(label)
-        c.asm.raw(data)
+        with c.listed(f"{path} operand"):
+            c.asm.raw(data)
 
 
 def _stamp(c: Context, offset: int) -> None:

@@ -21,7 +21,7 @@ cdef class Guest:
     cdef object _tables
     cdef readonly tuple setup, end
     cdef tuple _stubs, _records, _skips
-    cdef dict _handlers
+    cdef dict _handlers, _operands
 
     @cython.locals(number=int64_t, whole=bint)
     cpdef passes(self, tuple steps, int64_t first, int64_t end)

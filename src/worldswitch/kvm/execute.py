@@ -106,6 +106,7 @@ class Guest:
             path = f"vcpu {number} handler {handler.vector}"
             fix = pieces.steps(handler.fix, f"{path} fix")
             self._handlers[handler.vector] = _Handling(handler, fix, pieces.code(path), pieces.code(f"{path} after"))
+        self._operands = pieces.operands()
         self._gdt, self._idt = (0, 0) if self.bare else (self.entry.gdt[0], self.entry.idt[0])
         self._stack = self.entry.rsp
         self.period = max([getattr(place.operation, "span", 1) for place in vcpu_places(number, vcpu)], default=1)
@@ -483,6 +484,9 @@ class Guest:
     def invpcid(self, step: Step, _: bool) -> None:
         """INVPCID."""
         operation: Any = step.operation
+        if self.m.policy.tdp:
+            # Where it exits, KVM reads the operand itself.
+            self.m.load(self._operands[step.path], 16)
         writes.invpcid(self.m, operation.type, operation.pcid, operation.va)
 
     def write_entry(self, step: Step, _: bool) -> None:

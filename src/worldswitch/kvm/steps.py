@@ -130,6 +130,11 @@ class Pieces:
         ((at, length),) = self._spans[path]
         return _pages(at, length)
 
+    def operands(self) -> dict[str, int]:
+        """Path of each operation that has an operand in memory -> its address."""
+        end = " operand"
+        return {path[: -len(end)]: pieces[0][0] for path, pieces in self._spans.items() if path.endswith(end)}
+
     def stubs(self, idt: int, memory: Memory, vectors: int = 32) -> tuple[tuple[int, ...], ...]:
         """For each vector the pages of the code that its gate leads to, up to the first jump."""
         found = []
