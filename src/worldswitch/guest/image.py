@@ -84,7 +84,7 @@ class Image:
         listing: Linear address, length and path of the code of each operation, by address; an operation that goes to
             CPL 3 has two pieces. And of what is done about exceptions: ``"vcpu 0 exceptions"`` records them,
             ``"vcpu 0 skip"`` goes on, ``"vcpu 0 handler 14"`` and ``"vcpu 0 handler 14 after"`` stand around a fix,
-            ``"vcpu 0 gate"`` is the way back from CPL 3. And of operands that lie in memory: ``"vcpu 0 body 2 operand"``.
+            ``"vcpu 0 gate"`` is the way back from CPL 3. And of operands in memory: ``"vcpu 0 body 2 operand"``.
     """
 
     name: str
