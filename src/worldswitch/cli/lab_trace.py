@@ -26,7 +26,7 @@ def check(output: str) -> None:
         MissingError: It lies in a folder that is not there.
     """
     if output == STDOUT:
-        raise UsageError("a recording of the lab goes to a file or folder; give --trace its name")
+        raise UsageError("a recording goes to a file or folder; give --trace its name")
     try:
         target = chosen(output)
     except UsageError:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
-from worldswitch.cli import cost_sets, model_create_vm
+from worldswitch.cli import cost_sets, lab_trace, model_create_vm, model_trace
 from worldswitch.errors import UnknownNameError, UsageError, WorldswitchError, printable
 from worldswitch.kit.running import Failure, Say, Settings, Work
 from worldswitch.live.cells import CREATE_VM
@@ -46,6 +46,9 @@ class OnModel:
         self._places = tuple(conditions.places())
         for place in self._places:
             self._policy(place, {})
+        self._trace = conditions.trace
+        if self._trace is not None:
+            lab_trace.check(self._trace)
 
     def environment(self) -> Environment:
         """None: nothing was measured anywhere."""
@@ -57,12 +60,18 @@ class OnModel:
         """See :class:`worldswitch.cli.machines.Machine`."""
         if not any(one.spec == CREATE_VM for one in work):
             self._refuse_bursts()
+        elif self._trace is not None:
+            raise UsageError(
+                f"--trace on the model records guests, and for {CREATE_VM} none runs; leave one of them out"
+            )
         for place in self._places:
             policy = self._policy(place, settings.features)
             for one in work:
                 say(f"{one.spec} on {policy.kernel} {policy.vendor} {policy.mmu}")
                 try:
                     yield self._cell(one, policy, settings)
+                    if self._trace is not None:
+                        say(self._recorded(one, policy, settings, len(work)))
                 except WorldswitchError as error:
                     yield Failure(one.spec, error)
 
@@ -102,6 +111,19 @@ class OnModel:
         none, found = (run(program, policy, passes, host=self._host, image=work.image) for passes in (0, n))
         cell = self._conditioned(_cell_of(work, program.unit, policy, none, found), settings.features)
         return cell if self._costs is None else priced(cell, str(policy.mmu), self._costs)
+
+    def _recorded(self, work: Work, policy: Policy, settings: Settings, programs: int) -> str:
+        """Run once more and keep what happens; where that went."""
+        from worldswitch.guest import library
+        from worldswitch.kvm.vcpu import run
+
+        assert self._trace is not None
+        program = library.program(work.spec)
+        n = program.default_n if settings.n is None else settings.n
+        model_trace.refuse_large(program, n, run(program, policy, n, host=self._host, image=work.image))
+        found = run(program, policy, n, host=self._host, image=work.image, record=True)
+        output = model_trace.name_of(self._trace, work.spec, policy, programs, len(self._places))
+        return model_trace.keep(found, policy, ("wsw", "run", work.spec, "--on", ON, "-n", str(n)), output)
 
     def _conditioned(self, cell: Cell, features: Mapping[str, bool]) -> Cell:
         """The cell with what was set among its dimensions."""
