@@ -19,6 +19,7 @@ from pathlib import Path
 
 import harness
 import make_tenfold
+import model
 
 from worldswitch.report.tables import table
 from worldswitch.units import format_ns, format_size
@@ -165,6 +166,7 @@ def main() -> None:
     columns = ("what", "time", "events", "memory", "against", "its time", "faster")
     print(table(columns, rows, "Whole processes, medians", left=("what", "against")))
     harness.main()
+    model.main()
 
 
 if __name__ == "__main__":
