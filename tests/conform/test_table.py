@@ -55,6 +55,12 @@ def test_markdown_has_a_line_for_each_row() -> None:
     assert lines[2] == "| 6.12.117 | amd | shadow | 10 | 10 | 0 | 0 | 0 | 0 | 4/9 | 0 |"
 
 
+def test_what_a_row_did_not_count_is_no_zero() -> None:
+    older = row("6.12.117")
+    del older["rescued"]
+    assert table.markdown([older]).splitlines()[2] == "| 6.12.117 | amd | shadow | 10 | 10 | – | 0 | 0 | 0 | 4/9 | 0 |"
+
+
 @pytest.mark.parametrize("text", ["", "[]", '{"format": "x", "rows": []}', '{"format": "worldswitch-conformance"}'])
 def test_what_is_no_table_is_refused(tmp_path: Path, text: str) -> None:
     path = tmp_path / "table.json"

@@ -144,7 +144,8 @@ def cells(rows: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[list[str]]
 def _cells(one: Mapping[str, Any]) -> list[str]:
     left = sum(one["left_out"].values())
     known = f"{one['statistics_equal']:,}/{one['statistics_run']:,}" if one["statistics_run"] else "–"
-    numbers = [f"{one[name]:,}" for name in ("run", "equal")] + [f"{one.get('rescued', 0):,}"]
+    numbers = [f"{one[name]:,}" for name in ("run", "equal")]
+    numbers.append(f"{one['rescued']:,}" if "rescued" in one else "–")  # older rows have equal without it
     numbers += [f"{one[name]:,}" for name in ("named", "unexplained")] + [f"{len(one['failed']):,}"]
     not_run = f"{left:,}" if not one["why"] else "all" if not one["run"] else one["why"]
     return [one["kernel"], one["cpu"], one["mmu"], *numbers, known, not_run]
