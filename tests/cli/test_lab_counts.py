@@ -20,6 +20,7 @@ from typing import Any
 
 import pytest
 
+from fetched import needs_kernel
 from worldswitch.cli import INTERRUPTED
 from worldswitch.cli.conditions import Conditions
 from worldswitch.cli.lab_kit import lab_kit
@@ -29,7 +30,6 @@ from worldswitch.cli.work import prepare
 from worldswitch.kit.running import Settings
 from worldswitch.lab import cache
 from worldswitch.lab import machine as lab
-from worldswitch.lab.artifacts import names
 
 ONCE = 0.1
 PASSES = "200"
@@ -53,11 +53,6 @@ INTEL["6.12"] = {**INTEL["6.1"], "cr4-pke": (_BOTH,)}
 INTEL["7.2"] = {**INTEL["6.12"], "cr4-cet": (_NONE,)}
 NOT_WITH_SHADOW_PAGING = ("cr4-pke", "cr4-cet")
 AMD = {"nop": 0, "cpuid": 1, "cr0-wp": 2, "cr0-ts": 0, "cr0-am": 2, "cr4-pge": 2, "cr4-smep": 2, "cr4-smap": 2}
-
-
-def needs_kernel(line: str) -> None:
-    if not any(names(line, entry.name, str(entry.about["version"])) for entry in cache.entries("kernels")):
-        pytest.skip(f"no kernel {line} is fetched; `wsw lab fetch {line}`")
 
 
 @once
