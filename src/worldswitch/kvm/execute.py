@@ -486,7 +486,8 @@ class Guest:
         operation: Any = step.operation
         if self.m.policy.tdp:
             # Where it exits, KVM reads the operand itself.
-            self.m.load(self._operands[step.path], 16)
+            for word in (0, 8):
+                self.m.load(self._operands[step.path] + word, 8)
         writes.invpcid(self.m, operation.type, operation.pcid, operation.va)
 
     def write_entry(self, step: Step, _: bool) -> None:
