@@ -8,14 +8,14 @@ operation comes first in the class; methods below it that take a step and say wh
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 from worldswitch.guest import image as layout
 from worldswitch.guest import operations as ops
 from worldswitch.guest.image import Fault, Image
 from worldswitch.guest.layout import BARRIER, WINDOWS
 from worldswitch.guest.paths import vcpu_places
-from worldswitch.guest.program import Handler, Program
+from worldswitch.guest.program import Program
 from worldswitch.kvm import register_writes as writes
 from worldswitch.kvm.effects import Before
 from worldswitch.kvm.instruction_sites import rip_of
@@ -32,6 +32,7 @@ from worldswitch.kvm.steps import (
     USER_TRIP,
     WRITE_CR,
     Entries,
+    Handling,
     Pieces,
     Step,
 )
@@ -53,15 +54,6 @@ _LOAD, _STORE, _FETCH, _WRITE_CR, _REGISTERS, _USER_TRIP, _REPEAT = (
     LOAD, STORE, FETCH, WRITE_CR, REGISTERS, USER_TRIP, REPEAT
 )  # fmt: skip
 _READ, _WRITE = verdicts.READ, verdicts.WRITE
-
-
-class _Handling(NamedTuple):
-    """What is done about a vector: the fix, and the pages of the code before and after it."""
-
-    handler: Handler
-    fix: tuple[Step, ...]
-    code: tuple[int, ...]
-    after: tuple[int, ...]
 
 
 class Guest:
@@ -97,7 +89,7 @@ class Guest:
         self.setup = pieces.steps(vcpu.setup, f"vcpu {number} setup")
         self.body = pieces.steps(vcpu.body, f"vcpu {number} body")
         self.end = pieces.steps(vcpu.end, f"vcpu {number} end")
-        self._handlers: dict[int, _Handling] = {}
+        self._handlers: dict[int, Handling] = {}
         self._stubs: tuple[tuple[int, ...], ...] = ()
         if not self.bare:
             self._stubs = pieces.stubs(self.entry.idt[0], machine.memory)
@@ -105,7 +97,7 @@ class Guest:
         for handler in vcpu.handlers:
             path = f"vcpu {number} handler {handler.vector}"
             fix = pieces.steps(handler.fix, f"{path} fix")
-            self._handlers[handler.vector] = _Handling(handler, fix, pieces.code(path), pieces.code(f"{path} after"))
+            self._handlers[handler.vector] = Handling(handler, fix, pieces.code(path), pieces.code(f"{path} after"))
         self._operands = pieces.operands()
         self._gdt, self._idt = (0, 0) if self.bare else (self.entry.gdt[0], self.entry.idt[0])
         self._stack = self.entry.rsp

@@ -8,12 +8,12 @@ again as the assembler does.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from worldswitch.guest import operations as ops
 from worldswitch.guest.image import Image
 from worldswitch.guest.layout import WINDOWS
-from worldswitch.guest.program import Program
+from worldswitch.guest.program import Handler, Program
 from worldswitch.guest.tables import Table, Tables, build, flag_mask
 from worldswitch.x86.memory import Memory
 from worldswitch.x86.paging import ADDRESS, FIVE_LEVEL, FOUR_LEVEL, KEY, KEY_SHIFT, PRESENT, TABLE_SIZE, USER, WRITABLE
@@ -146,6 +146,15 @@ class Pieces:
             lengths = [length for pieces in self._spans.values() for at, length in pieces if at == stub]
             found.append(_pages(stub, lengths[0] if lengths else _STUB))
         return tuple(found)
+
+
+class Handling(NamedTuple):
+    """What is done about a vector: the fix, and the pages of the code before and after it."""
+
+    handler: Handler
+    fix: tuple[Any, ...]
+    code: tuple[int, ...]
+    after: tuple[int, ...]
 
 
 def _masks(operation: ops.Operation) -> tuple[int, int, int]:
