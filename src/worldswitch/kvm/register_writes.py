@@ -7,6 +7,8 @@ done.
 
 from __future__ import annotations
 
+from typing import NoReturn
+
 from worldswitch.kvm.cet import CET_MSRS, exists, refuses
 from worldswitch.kvm.control_registers import After, Flush, MmuWork, Outcome, write
 from worldswitch.kvm.intercepts import Reason, cr_exit, instruction_exit, msr_exit, short_cr0_write_exit
@@ -82,8 +84,7 @@ def _intercepted(m: Machine, reason: Reason, cr: int, value: int, refused: bool,
     m.exit(reason, _qualification(reason, cr, write=True))
     _show_cr_write(m, cr, value)
     if refused:
-        m.inject(GP, 0)
-        raise GuestFault(GP)
+        _refuse(m, exited=True)
     if cr == CR0:
         if (m.cr0 ^ value) & _PG:
             raise NotModelled("the guest turns paging on or off, and the model follows programs that leave it as it is")
@@ -95,6 +96,13 @@ def _intercepted(m: Machine, reason: Reason, cr: int, value: int, refused: bool,
     if cr == CR4 and (old ^ value) & (_PGE | _PCIDE | _SMEP):
         m.tlb.flush_all()
     m.enter()
+
+
+def _refuse(m: Machine, exited: bool) -> NoReturn:
+    """#GP: injected by KVM if the instruction *exited*, else the processor's."""
+    if exited:
+        m.inject(GP, 0)
+    raise GuestFault(GP)
 
 
 def _qualification(reason: Reason, cr: int, write: bool) -> int:
@@ -127,8 +135,7 @@ def _write_cr8(m: Machine, value: int) -> None:
         m.exit(reason, _qualification(reason, 8, write=True))
         _show_cr_write(m, 8, value)
         if cr8_refused(m.policy, value):
-            m.inject(GP, 0)
-            raise GuestFault(GP)
+            _refuse(m, exited=True)
         value &= 0xF
         if value < m.cr8:
             m.to_userspace("SET_TPR")
@@ -205,12 +212,10 @@ def write_cr3(m: Machine, value: int) -> None:
     if reason is not None:
         m.exit(reason, _qualification(reason, 3, write=True))
         _show_cr_write(m, 3, value)
-        if refused:
-            m.inject(GP, 0)
-        else:
-            set_cr3(m.policy, m, new, noflush)
     if refused:
-        raise GuestFault(GP)
+        _refuse(m, exited=reason is not None)
+    if reason is not None:
+        set_cr3(m.policy, m, new, noflush)
     m.cr3 = new
     m.tlb.load(pcid_of(new) if with_pcid else 0, noflush, keeps_global(m.cr4))
     if reason is not None:
@@ -264,16 +269,14 @@ def invpcid(m: Machine, kind: int, pcid: int, va: int) -> None:
         GuestFault: #GP.
     """
     needs_pcide = kind in (0, 1) and pcid and not m.cr4 & _PCIDE
-    refused = kind > 3 or pcid >> 12 or needs_pcide or (kind == 0 and va >> 47 not in (0, (1 << 17) - 1))
+    refused = kind > 3 or pcid >> 12 or needs_pcide or (kind == 0 and not canonical(va))
     reason = instruction_exit(m.policy, "invpcid")
     if reason is not None:
         m.exit(reason)
-        if refused:
-            m.inject(GP, 0)
-        else:
-            invpcid_shadow(m.policy, m, kind, pcid, va)
     if refused:
-        raise GuestFault(GP)
+        _refuse(m, exited=reason is not None)
+    if reason is not None:
+        invpcid_shadow(m.policy, m, kind, pcid, va)
     if kind == 0:
         m.tlb.forget_va(va, pcid)
     elif kind == 1:
@@ -331,9 +334,7 @@ def write_msr(m: Machine, msr: int, value: int) -> None:
         if m.events is not None:
             m.event("kvm_msr", {"write": 1, "ecx": msr, "data": value, "exception": refused})
     if refused:
-        if reason is not None:
-            m.inject(GP, 0)
-        raise GuestFault(GP)
+        _refuse(m, exited=reason is not None)
     if msr == EFER:
         _after(m, efer_written(m.policy, m.efer, value))
         m.efer = value & ~_LMA | m.efer & _LMA
@@ -357,12 +358,10 @@ def read_msr(m: Machine, msr: int) -> int | None:
     if reason is not None:
         m.exit(reason)
         m.event("kvm_msr", {"write": 0, "ecx": msr, "data": m.msrs.get(msr, 0), "exception": unknown})
-        if unknown:
-            m.inject(GP, 0)
-        else:
-            m.skip_instruction()
     if unknown:
-        raise GuestFault(GP)
+        _refuse(m, exited=reason is not None)
+    if reason is not None:
+        m.skip_instruction()
     return m.efer if msr == EFER else m.msrs.get(msr, 0 if msr in CET_MSRS else None)
 
 
