@@ -23,6 +23,7 @@ from worldswitch.kvm.vmcreate import (
     move_steps,
 )
 from worldswitch.record.result import Spread
+from worldswitch.shipped import shipped
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -107,18 +108,8 @@ class Price(NamedTuple):
 
 @cache
 def published() -> Published:
-    """The sets, rows and gaps that ship; in the field kit as JSON, as Python before 3.11 reads no TOML."""
-    from pkgutil import get_data
-
-    try:
-        data = get_data(__package__, "create_vm.json")
-    except OSError:
-        import tomllib
-
-        return read(tomllib.loads((get_data(__package__, "create_vm.toml") or b"").decode("utf-8")))
-    import json
-
-    return read(json.loads(data or b"{}"))
+    """The sets, rows and gaps that ship."""
+    return read(shipped(__package__, "create_vm"))
 
 
 def read(document: Mapping[str, Any]) -> Published:
