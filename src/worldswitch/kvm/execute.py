@@ -230,7 +230,7 @@ class Guest:
             try:
                 if retried and step.kind == _FETCH:
                     # The call is done and its return address pushed: what is tried again is the instruction called.
-                    self.m.fetch(step.va + (self._index & step.last) * step.stride, user)
+                    self.m.fetch(step.address(self._index), user)
                 else:
                     self._execute(step, user)
             except GuestFault as fault:
@@ -261,7 +261,7 @@ class Guest:
             step.do(self, step, user)  # type: ignore[misc]
 
     def _access(self, step: Step, user: bool) -> None:
-        va = step.va + (self._index & step.last) * step.stride
+        va = step.address(self._index)
         if step.kind == _LOAD:
             value = self.m.load(va, step.size, user)
             if step.keep:

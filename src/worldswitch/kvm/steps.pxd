@@ -14,3 +14,5 @@ cdef class Step:
     cdef readonly bint user, keep, has_value
     cdef list effects
     cdef uint64_t fetched
+
+    cpdef uint64_t address(self, int64_t index)

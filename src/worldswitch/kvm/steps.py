@@ -89,6 +89,10 @@ class Step:
         self.effects: list[Effect] = []
         self.tries = self.fetched = 0
 
+    def address(self, index: int) -> int:
+        """Where the access goes in pass *index*."""
+        return self.va + (index & self.last) * self.stride
+
 
 _STUB = 5
 """Bytes of a stub before its jump ends, at least: two pushes of a byte, and the jump's first."""
@@ -139,12 +143,12 @@ class Pieces:
         """For each vector the pages of the code that its gate leads to, up to the first jump."""
         found = []
         long = self._image.mode == "long"
+        lengths = {at: length for at, length, _ in self._image.listing}
         for vector in range(vectors):
             gate = idt - self._window + (16 if long else 8) * vector
             low, high = memory.word(gate), memory.word(gate + 8) if long else 0
             stub = low & 0xFFFF | low >> 48 << 16 | (high & 0xFFFF_FFFF) << 32
-            lengths = [length for pieces in self._spans.values() for at, length in pieces if at == stub]
-            found.append(_pages(stub, lengths[0] if lengths else _STUB))
+            found.append(_pages(stub, lengths.get(stub, _STUB)))
         return tuple(found)
 
 
