@@ -70,8 +70,8 @@ class Difference:
     @property
     def kind(self) -> str:
         """What it is without its place: ``exits npf``, ``fault``, ``value``."""
-        head, _, rest = self.what.partition(" ")
-        return self.what if head == "exits" else f"{head}s" if self.what == "faults" else head or rest
+        head = self.what.partition(" ")[0]
+        return self.what if head == "exits" else head
 
     def __str__(self) -> str:
         return f"{self.what}: model {self.model}, real {self.real}"
