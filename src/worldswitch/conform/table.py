@@ -10,6 +10,7 @@ from typing import Any
 
 from worldswitch.conform.session import Outcome, Plan
 from worldswitch.errors import MissingError, TraceFormatError, printable
+from worldswitch.record.whole import write_whole
 
 FORMAT, VERSION = "worldswitch-conformance", 1
 _KEY = ("kernel", "cpu", "mmu")
@@ -87,10 +88,8 @@ def save(rows: Iterable[Mapping[str, Any]], path: Path) -> None:
         before = there.get(_key(one))
         there[_key(one)] = added(before, one) if before is not None and _apart(before, one) else dict(one)
     document = {"format": FORMAT, "version": VERSION, "rows": [there[key] for key in sorted(there)]}
-    beside = path.with_name(f".{path.name}.new")
     try:
-        beside.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
-        beside.replace(path)
+        write_whole(path, (json.dumps(document, indent=1) + "\n").encode())
     except OSError as error:
         raise MissingError(f"{printable(str(path))} cannot be written: {error.strerror}") from None
 

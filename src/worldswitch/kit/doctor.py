@@ -6,7 +6,6 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
 from importlib import import_module
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -160,6 +159,7 @@ def _show(asked: Asked, done: Sequence[Diagnosis], failed: Sequence[tuple[str, s
 
 def _write(asked: Asked, output: str) -> int:
     from worldswitch.host.snapshot import snapshot
+    from worldswitch.record.whole import write_whole
 
     _insist_on_a_file(output)
     host = read(asked.root)
@@ -167,20 +167,12 @@ def _write(asked: Asked, output: str) -> int:
     if output.endswith((".gz", ".xz")):
         data = _compressed(data, output)
     output = os.path.realpath(output)
-    folder, name = os.path.split(output)
-    draft = os.path.join(folder, f".{name[:200]}.{os.getpid()}.part")  # noqa: PTH118
     try:
-        with open(draft, "xb") as file:  # noqa: PTH123
-            file.write(data)
-        os.replace(draft, output)  # noqa: PTH105
+        write_whole(output, data)
     except OSError as error:
-        _drop(draft)
         raise MissingError(
             f"cannot write {printable(output)}: {error.strerror}; give --snapshot another name"
         ) from None
-    except BaseException:
-        _drop(draft)
-        raise
     missing = f", {len(host.missing)} could not be read" if host.missing else ""
     sys.stderr.write(f"{printable(output)}: {len(data):,} bytes, {len(host.files)} files{missing}\n")
     return DONE
@@ -194,11 +186,6 @@ def _insist_on_a_file(output: str) -> None:
         raise UsageError(f"{printable(output)!r} is a folder; give --snapshot the name of a file")
     if os.path.lexists(output) and not os.path.isfile(output):  # noqa: PTH113
         raise UsageError(f"{printable(output)!r} is there and no regular file; give --snapshot the name of a file")
-
-
-def _drop(path: str) -> None:
-    with suppress(OSError):
-        os.unlink(path)  # noqa: PTH108
 
 
 def _compressed(data: bytes, output: str) -> bytes:

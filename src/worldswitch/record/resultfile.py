@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import stat
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +20,7 @@ from worldswitch.record.result import (
     Result,
     Spread,
 )
+from worldswitch.record.whole import write_whole
 
 if TYPE_CHECKING:
     from worldswitch.record.result import Number
@@ -51,44 +50,11 @@ def save(result: Result, path: str | os.PathLike[str]) -> None:
     """
     data = dumps(result).encode("ascii")
     try:
-        target = Path(path).resolve()
-        if target.exists() and not target.is_file():
-            with target.open("wb") as out:  # a terminal, a pipe, /dev/null: there is nothing to replace
-                out.write(data)
-        else:
-            _replace(target, data)
+        write_whole(path, data)
     except (OSError, RuntimeError, ValueError) as error:  # also a loop of links, a NUL in the name
         why = getattr(error, "strerror", None) or str(error)
         name = printable(str(path))
         raise MissingError(f"the result cannot be written to {name} ({why}); name another file") from None
-
-
-def _replace(target: Path, data: bytes) -> None:
-    # Hidden, in the same folder as a rename must be, and of this process alone.
-    draft = target.with_name(f".{target.name[:200]}.{os.getpid()}.tmp")
-    try:
-        with draft.open("wb") as out:
-            if target.exists():
-                os.fchmod(out.fileno(), stat.S_IMODE(target.stat().st_mode))
-            out.write(data)
-            out.flush()
-            os.fsync(out.fileno())
-        draft.replace(target)
-    except BaseException:
-        with suppress(OSError):
-            draft.unlink()
-        raise
-    _sync(target.parent)
-
-
-def _sync(folder: Path) -> None:
-    """Make the new name last; a file system that cannot is no reason to fail."""
-    with suppress(OSError):
-        handle = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
 
 
 def load(path: str | os.PathLike[str]) -> Result:
