@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import signal
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,6 +12,7 @@ import click
 from worldswitch.cli import DONE, FOUND, INTERRUPTED, MISSING, options
 from worldswitch.cli.conditions import CPUS, MMUS, Conditions, words
 from worldswitch.cli.side_by_side import Say, side_by_side
+from worldswitch.cli.termination import ended_politely
 from worldswitch.errors import MissingError, UsageError, WorldswitchError, printable
 
 if TYPE_CHECKING:
@@ -74,7 +73,7 @@ def _run(plan: Plan, spots: Sequence[Spot], given: dict[str, Any], as_json: bool
 
     line, done, interrupted = Line(), [], False
     tasks = [partial(_on_spot, plan, spot) for spot in spots]
-    with _ended_politely():
+    with ended_politely():
         try:
             for found in side_by_side(tasks, given["jobs"], lambda said: line.say(lambda: said)):
                 line.clear()
@@ -197,16 +196,6 @@ def _print_table(path: Path, as_json: bool) -> int:
     else:
         click.echo(table.markdown(rows), nl=False)
     return DONE
-
-
-@contextmanager
-def _ended_politely() -> Iterator[None]:
-    """A SIGTERM is a Ctrl-C, so that what is finished is shown and kept."""
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def _python(plan: Plan, spot: Spot) -> str:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from worldswitch.cli.convert import STDOUT, chosen, write
-from worldswitch.errors import MissingError, UsageError, printable
+from worldswitch.cli.convert import chosen, write
+from worldswitch.errors import MissingError, printable
 
 if TYPE_CHECKING:
     from worldswitch.lab.jobs import JobResult
@@ -16,30 +15,6 @@ if TYPE_CHECKING:
 _TOOLS = {"perf.data": "perf", "trace.dat": "trace-cmd"}
 TRACEFS = "tracefs"
 """Records as text, and needs no tool."""
-
-
-def check(output: str) -> None:
-    """Refuse a name that tells no format, or where nothing can be written, before anything is started.
-
-    Raises:
-        UsageError: It is one of these, or standard output.
-        MissingError: It lies in a folder that is not there.
-    """
-    if output == STDOUT:
-        raise UsageError("a recording goes to a file or folder; give --trace its name")
-    try:
-        target = chosen(output)
-    except UsageError:
-        raise UsageError(
-            f"--trace {printable(output)!r} does not tell the format; name a folder, or a file that ends in .data, "
-            ".dat, .txt or .json"
-        ) from None
-    if target.format == "parquet":
-        from worldswitch.record.parquet import check_place
-
-        check_place(Path(output))
-    elif not Path(output).absolute().parent.is_dir():
-        raise MissingError(f"no folder for {printable(output)}; make it, or give --trace another name")
 
 
 def recorder(output: str) -> str:
@@ -50,13 +25,6 @@ def recorder(output: str) -> str:
     if own:
         return own
     return next((tool for tool in ("trace-cmd", "perf") if cache.find("tools", tool)), TRACEFS)
-
-
-def named(output: str, words: Sequence[str]) -> str:
-    """*output* with *words* in its name, which tell it from recordings of other machines."""
-    path = Path(output)
-    safe = ["".join(c if c.isalnum() or c in "._" else "-" for c in word) for word in words]
-    return str(path.with_name("-".join([path.stem, *safe]) + path.suffix))
 
 
 def keep(result: JobResult, tool: str, output: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from worldswitch.cli import lab_trace
+from worldswitch.cli import recording_target
 from worldswitch.cli.convert import chosen, write
 from worldswitch.errors import UsageError, printable
 
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from worldswitch.guest.program import Program
     from worldswitch.kvm.policy import Policy
     from worldswitch.kvm.vcpu import Run
+    from worldswitch.record.result import Cell
 
 MOST_EXITS = 500_000
 """Exits of one recording: each is a few rows in memory, and every pass is executed."""
@@ -24,19 +25,24 @@ def name_of(output: str, spec: str, policy: Policy, programs: int, hosts: int) -
     words: list[str] = [spec] if programs > 1 else []
     if hosts > 1:
         words += [str(policy.kernel), str(policy.vendor), str(policy.mmu)]
-    return lab_trace.named(output, words) if words else output
+    return recording_target.named(output, words) if words else output
 
 
-def refuse_large(program: Program, n: int, counted: Run) -> None:
+def refuse_large(program: Program, cell: Cell) -> None:
     """Refuse what would not fit.
+
+    Args:
+        cell: What the run without events counted.
 
     Raises:
         UsageError: The run has more than :data:`MOST_EXITS` exits.
     """
-    if counted.exits > MOST_EXITS:
-        fewer = max(1, n * MOST_EXITS // counted.exits * 9 // 10)
+    exits = cell.counters["exits"]
+    assert isinstance(exits, int)
+    if exits > MOST_EXITS:
+        fewer = max(1, cell.n * MOST_EXITS // exits * 9 // 10)
         raise UsageError(
-            f"{program.name} with -n {n} makes {counted.exits:,} exits, and --trace on the model holds {MOST_EXITS:,}; "
+            f"{program.name} with -n {cell.n} makes {exits:,} exits, and --trace on the model holds {MOST_EXITS:,}; "
             f"take -n {fewer}"
         )
 

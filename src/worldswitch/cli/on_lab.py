@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from worldswitch.cli import lab_programs, lab_trace
+from worldswitch.cli import lab_programs, lab_trace, recording_target
 from worldswitch.cli.lab_spots import Spot, in_spot, spots
 from worldswitch.cli.side_by_side import side_by_side
 from worldswitch.errors import MissingError, UsageError, WorldswitchError
@@ -38,7 +38,7 @@ class OnLab:
         if conditions.trace is not None:
             several = len(self._spots) > 1
             for spot in self._spots:
-                lab_trace.check(lab_trace.named(conditions.trace, spot.words) if several else conditions.trace)
+                recording_target.check(_recording(conditions.trace, spot, several))
 
     def environment(self) -> Environment:
         """None: each cell has its own."""
@@ -65,8 +65,8 @@ def run_spot(spot: Spot, work: Sequence[Work], settings: Settings, several: bool
     from worldswitch.lab.failures import MachineError
 
     trace = spot.conditions.trace
-    if trace is not None and several:
-        trace = lab_trace.named(trace, spot.words)
+    if trace is not None:
+        trace = _recording(trace, spot, several)
     try:
         return list(_start(spot, work, settings, trace, say))
     except MachineError as error:
@@ -76,6 +76,11 @@ def run_spot(spot: Spot, work: Sequence[Work], settings: Settings, several: bool
         return [one for single in work for one in _alone(spot, single, settings, say)]
     except WorldswitchError as error:
         return [Failure(spot.name, _plain(error))]
+
+
+def _recording(output: str, spot: Spot, several: bool) -> str:
+    """Where the recording of one machine goes; *several*: there are others."""
+    return recording_target.named(output, spot.words) if several else output
 
 
 def _alone(spot: Spot, work: Work, settings: Settings, say: Say) -> list[Cell | Failure]:

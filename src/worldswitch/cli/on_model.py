@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
-from worldswitch.cli import cost_sets, lab_trace, model_create_vm, model_trace
+from worldswitch.cli import cost_sets, model_create_vm, model_trace, recording_target
 from worldswitch.errors import UnknownNameError, UsageError, WorldswitchError, printable
 from worldswitch.kit.running import Failure, Say, Settings, Work
 from worldswitch.live.cells import CREATE_VM
@@ -48,7 +48,7 @@ class OnModel:
             self._policy(place, {})
         self._trace = conditions.trace
         if self._trace is not None:
-            lab_trace.check(self._trace)
+            recording_target.check(self._trace)
 
     def environment(self) -> Environment:
         """None: nothing was measured anywhere."""
@@ -69,9 +69,10 @@ class OnModel:
             for one in work:
                 say(f"{one.spec} on {policy.kernel} {policy.vendor} {policy.mmu}")
                 try:
-                    yield self._cell(one, policy, settings)
+                    cell = self._cell(one, policy, settings)
+                    yield cell
                     if self._trace is not None:
-                        say(self._recorded(one, policy, settings, len(work)))
+                        say(self._recorded(one, cell, policy, len(work)))
                 except WorldswitchError as error:
                     yield Failure(one.spec, error)
 
@@ -112,18 +113,17 @@ class OnModel:
         cell = self._conditioned(_cell_of(work, program.unit, policy, none, found), settings.features)
         return cell if self._costs is None else priced(cell, str(policy.mmu), self._costs)
 
-    def _recorded(self, work: Work, policy: Policy, settings: Settings, programs: int) -> str:
-        """Run once more and keep what happens; where that went."""
+    def _recorded(self, work: Work, cell: Cell, policy: Policy, programs: int) -> str:
+        """Run what gave *cell* once more and keep what happens; where that went."""
         from worldswitch.guest import library
         from worldswitch.kvm.vcpu import run
 
         assert self._trace is not None
         program = library.program(work.spec)
-        n = program.default_n if settings.n is None else settings.n
-        model_trace.refuse_large(program, n, run(program, policy, n, host=self._host, image=work.image))
-        found = run(program, policy, n, host=self._host, image=work.image, record=True)
+        model_trace.refuse_large(program, cell)
+        found = run(program, policy, cell.n, host=self._host, image=work.image, record=True)
         output = model_trace.name_of(self._trace, work.spec, policy, programs, len(self._places))
-        return model_trace.keep(found, policy, ("wsw", "run", work.spec, "--on", ON, "-n", str(n)), output)
+        return model_trace.keep(found, policy, ("wsw", "run", work.spec, "--on", ON, "-n", str(cell.n)), output)
 
     def _conditioned(self, cell: Cell, features: Mapping[str, bool]) -> Cell:
         """The cell with what was set among its dimensions."""

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import signal
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +11,7 @@ import click
 
 from worldswitch.cli import DONE, INTERRUPTED, MISSING, UNSTABLE, USAGE, conditions, cost_sets, options
 from worldswitch.cli.machines import Machine, machines
+from worldswitch.cli.termination import ended_politely
 from worldswitch.cli.work import prepare
 from worldswitch.errors import MissingError, UsageError, WorldswitchError, printable
 from worldswitch.kit.running import Failure, Settings, Work, settings_of
@@ -108,7 +107,7 @@ def run(
 
         return run_traced(["run", *_without_trace(ctx.meta["words"])], output)
     started = _now()
-    with _ended_politely():
+    with ended_politely():
         done = _run(chosen, work, settings)
         result = _result(done, chosen, ("wsw", "run", *ctx.meta["words"]), settings, asked, started)
         try:
@@ -119,16 +118,6 @@ def run(
         finally:
             _show(result, done, as_json)
     return done.status
-
-
-@contextmanager
-def _ended_politely() -> Iterator[None]:
-    """A SIGTERM is a Ctrl-C, so that what is finished is shown and kept."""
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def _now() -> str:

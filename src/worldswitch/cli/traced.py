@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from worldswitch.cli import INTERRUPTED
-from worldswitch.cli.convert import STDOUT, Target, chosen, write
+from worldswitch.cli import INTERRUPTED, recording_target
+from worldswitch.cli.convert import STDOUT, Target, write
 from worldswitch.cli.record import read_back
 from worldswitch.errors import MissingError, UsageError, printable
 from worldswitch.units import format_size
@@ -30,12 +30,14 @@ def run_traced(arguments: Sequence[str], output: str) -> int:
         The exit status of the command.
 
     Raises:
-        UsageError: *output* does not tell the format.
+        UsageError: *output* does not tell the format, or is standard output.
         MissingError: Nothing here can record; see :func:`worldswitch.live.record.plan`.
     """
     from worldswitch.live.record import Request, carry_out, plan
 
-    target = _target(output)
+    if output == STDOUT:
+        raise UsageError("a recording is read back at its end, so it cannot go to standard output; name a file")
+    target = recording_target.target(output)
     program = (sys.executable, "-c", "from worldswitch.cli import main; main()", *arguments)
     path = Path(output)
     raw = path.with_name(f".{path.name[:200]}.{os.getpid()}.recording")
@@ -55,18 +57,6 @@ def run_traced(arguments: Sequence[str], output: str) -> int:
     lost = f"{meta.lost:,} LOST" if meta.lost else "none lost"
     click.echo(f"{printable(output)}: {size}{sum(counts.values()):,} events, {lost}", err=True)
     return INTERRUPTED if done.status is None else done.status if done.status >= 0 else 128 - done.status
-
-
-def _target(output: str) -> Target:
-    if output == STDOUT:
-        raise UsageError("a recording is read back at its end, so it cannot go to standard output; name a file")
-    try:
-        return chosen(output)
-    except UsageError:
-        raise UsageError(
-            f"--trace {printable(output)!r} does not tell the format; name a folder, or a file that ends in .data, "
-            ".dat, .txt or .json"
-        ) from None
 
 
 def _notes(meta: Meta, counts: Mapping[str, int]) -> Iterator[str]:
