@@ -51,7 +51,7 @@ system-deps:
 
 # Needs uv; writes exact versions for every supported Python.
 lock:
-	$(BIN)/uv pip compile --universal --python-version 3.11 --extra dev --quiet --no-header pyproject.toml -o requirements.lock
+	$(BIN)/uv pip compile --universal --python-version 3.11 --extra dev --extra docs --extra fleet --extra tui --quiet --no-header pyproject.toml -o requirements.lock
 
 clean:
 	rm -rf $(VENV) build demo .pytest_cache .mypy_cache .ruff_cache .hypothesis src/*.egg-info
