@@ -45,3 +45,11 @@ def test_the_counts_are_those_of_the_findings(severity: Severity) -> None:
     text = prometheus([Diagnosis(host, Profile.FAAS, findings)])
     count = len([one for one in findings if one.severity is severity])
     assert f'wsw_doctor_findings{{severity="{severity.label}"}} {count}\n' in text
+
+
+def test_hosts_of_one_name_are_told_apart() -> None:
+    host = made(machine("amd"))
+    found = Diagnosis(host, Profile.DEFAULT, diagnose(host, Profile.DEFAULT))
+    text = prometheus([found, found])
+    hosts = set(re.findall(r'wsw_doctor_unreadable_files\{host="([^"]*)"\}', text))
+    assert hosts == {host.name, f"{host.name} (2)"}

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from worldswitch.errors import printable
 from worldswitch.host import script
 from worldswitch.host.diagnosis import worst
 from worldswitch.host.facts import Host
 from worldswitch.host.finding import Change, DropIn, Finding, Gain, Profile, Severity
+from worldswitch.record.openmetrics import Family, Sample, exposition
 
 
 class Diagnosis(NamedTuple):
@@ -75,35 +77,50 @@ def _change(change: Change) -> dict[str, Any]:
 
 def prometheus(diagnoses: Sequence[Diagnosis]) -> str:
     """The findings in the text format of Prometheus (and OpenMetrics), for node_exporter's textfile collector."""
-    several = len(diagnoses) > 1
+    where = _hosts(diagnoses)
     families = (
         ("wsw_doctor_info", "What was judged, and by which profile.", _info),
         ("wsw_doctor_finding", "Severity: 0 ok, 1 unknown, 2 info, 3 notice, 4 warning, 5 critical.", _each),
         ("wsw_doctor_findings", "How many findings have this severity.", _counts),
         ("wsw_doctor_unreadable_files", "Files that are there but could not be read.", _unreadable),
-    )  # fmt: skip
-    lines = []
-    for name, help_, samples in families:
-        lines += [f"# HELP {name} {help_}", f"# TYPE {name} gauge"]
-        for one in diagnoses:
-            for labels, value in samples(one):
-                where = [("host", one.host.name)] if several else []
-                text = ",".join(f'{key}="{_escaped(label)}"' for key, label in (*where, *labels))
-                lines.append(f"{name}{{{text}}} {value}" if text else f"{name} {value}")
-    return "\n".join([*lines, "# EOF"]) + "\n"
+    )
+    return exposition(
+        Family(
+            name,
+            help_,
+            [
+                Sample(value, {"host": host, **labels})
+                for one, host in zip(diagnoses, where)  # noqa: B905 - Python 3.9 has no strict
+                for labels, value in samples(one)
+            ],
+        )
+        for name, help_, samples in families
+    )
 
 
-Samples = Iterable[tuple[Sequence[tuple[str, str]], int]]
+def _hosts(diagnoses: Sequence[Diagnosis]) -> Sequence[str | None]:
+    """The label of each: none for a host alone, a number behind a name that several have."""
+    if len(diagnoses) < 2:
+        return [None] * len(diagnoses)
+    names: list[str | None] = []
+    for one in diagnoses:
+        name, again = printable(one.host.name), 1
+        while (label := name if again == 1 else f"{name} ({again})") in names:
+            again += 1
+        names.append(label)
+    return names
+
+
+Samples = Iterable["tuple[Mapping[str, str], int]"]
 
 
 def _info(of: Diagnosis) -> Samples:
     kernel = of.host.kernel
-    yield (
-        (
-            ("profile", of.profile.value), ("release", of.host.release), ("upstream", str(kernel or "")),
-            ("vendor", of.host.cpu.vendor),
-        ), 1,
-    )  # fmt: skip
+    labels = {
+        "profile": of.profile.value, "release": of.host.release, "upstream": str(kernel or ""),
+        "vendor": of.host.cpu.vendor,
+    }  # fmt: skip
+    yield labels, 1
 
 
 def _each(of: Diagnosis) -> Samples:
@@ -112,18 +129,13 @@ def _each(of: Diagnosis) -> Samples:
         # A check may say the same of several things; the worst comes first.
         if one.id not in seen:
             seen[one.id] = int(one.severity)
-            yield (("id", one.id), ("severity", one.severity.label)), int(one.severity)
+            yield {"id": one.id, "severity": one.severity.label}, int(one.severity)
 
 
-def _counts(of: Diagnosis) -> Iterator[tuple[Sequence[tuple[str, str]], int]]:
+def _counts(of: Diagnosis) -> Samples:
     for severity in Severity:
-        yield (("severity", severity.label),), sum(one.severity is severity for one in of.findings)
+        yield {"severity": severity.label}, sum(one.severity is severity for one in of.findings)
 
 
 def _unreadable(of: Diagnosis) -> Samples:
-    yield (), len(of.host.missing)
-
-
-def _escaped(text: str) -> str:
-    text = text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
-    return "".join(c if c.isprintable() else "?" for c in text)
+    yield {}, len(of.host.missing)
