@@ -2,85 +2,160 @@
 
 from __future__ import annotations
 
+import gc
 import re
-import shlex
-import subprocess
 import sys
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-FENCED = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-OFFLINE = ("analyze", "whatif", "kernels", "rules", "doctor")
-ALWAYS_THE_SAME = ("tables", "nx", "rules")
+sys.path.append(str(ROOT / "tools"))
+
+import docs_commands  # noqa: E402
+from docs_commands import ANYTHING, Command, blocks, commands, differs, documents, expected_statuses, printed  # noqa: E402
+
+COMMANDS = [command for document in documents() for command in commands(document)]
+ILLUSTRATIONS = ("text", "toml", "json", "yaml", "html", "diff", "ini")
+"""Languages of fences that are shown and not run."""
 
 
-def blocks(language: str) -> list[tuple[Path, str]]:
-    return [
-        (document, found[2])
-        for document in DOCUMENTS
-        for found in FENCED.finditer(document.read_text(encoding="utf-8"))
-        if found[1] == language
-    ]
+def each(chosen: list[Command]) -> pytest.MarkDecorator:
+    """The commands, as parameters; each is skipped where what it needs is not here."""
+    return pytest.mark.parametrize(
+        "command", [pytest.param(one, marks=pytest.mark.needs(*one.needs), id=one.name) for one in chosen]
+    )
 
 
-def shown_commands() -> list[tuple[Path, str, str]]:
-    """Commands of ours, with what is shown under them."""
-    found = []
-    for document, block in blocks(""):
-        for part in re.split(r"^\$ ", block, flags=re.MULTILINE)[1:]:
-            command, _, shown = part.partition("\n")
-            if command.startswith("wsw "):
-                found.append((document, command, shown.strip("\n")))
-    return found
+@pytest.fixture(autouse=True)
+def as_it_was() -> Iterator[None]:
+    """``wsw`` sets up its process for one command; this one goes on."""
+    thresholds, interval = gc.get_threshold(), sys.getswitchinterval()
+    yield
+    gc.set_threshold(*thresholds)
+    sys.setswitchinterval(interval)
 
 
-def sessions() -> list[tuple[Path, str, str]]:
-    """Commands on recordings that ship: what they print is always the same."""
-    return [
-        (document, command, shown)
-        for document, command, shown in shown_commands()
-        if (command.split()[1] in OFFLINE and "tests/data/" in command) or command.split()[1] in ALWAYS_THE_SAME
-    ]
+def ran(command: Command, folder: Path) -> docs_commands.Ran:
+    """The command's outcome, after those whose files it takes."""
+    place = docs_commands.workplace(folder)
+    for line in command.first:
+        docs_commands.run(line, place)
+    outcome = docs_commands.run(command.text, place)
+    assert outcome.status in expected_statuses(command), f"{command.name}\n{outcome.err}"
+    return outcome
 
 
-def runs() -> list[tuple[Path, str, str]]:
-    """Commands that run something on this host's KVM: what they print differs in its numbers."""
-    return [one for one in shown_commands() if one[1].split()[1] == "run" and not re.search(r"--on \S*lab", one[1])]
+def without_gap(command: Command) -> Sequence[str]:
+    """What is shown, without the empty line that sets it off."""
+    return command.shown[1:] if command.shown[:1] == ("",) else command.shown
 
 
-@pytest.mark.parametrize(("document", "command", "shown"), sessions(), ids=lambda value: str(value)[:40])
-def test_a_command_prints_what_the_document_shows(document: Path, command: str, shown: str) -> None:
-    words = [str(Path(sys.executable).with_name("wsw")), *shlex.split(command)[1:]]
-    printed = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    lines = [line.rstrip() for line in printed.splitlines()]
-    expected = [line.rstrip() for line in shown.splitlines()]
-    assert expected == lines[: len(expected)], f"{document.name}: {command}"
+@each([command for command in COMMANDS if not command.needs or command.needs == ("python3",)])
+def test_a_command_prints_what_the_document_shows(command: Command, tmp_path: Path) -> None:
+    lines = printed(command, ran(command, tmp_path))
+    while lines[:1] == [""]:
+        lines.pop(0)
+    if command.shown:
+        assert differs(without_gap(command), lines) == "", command.name
 
 
-def row_heads(text: str) -> list[str]:
+def row_heads(lines: Sequence[str]) -> list[str]:
     """What each line begins with, up to the first number or gap."""
-    return [re.split(r"\s\s+|\s(?=\d)", line)[0] for line in text.splitlines() if not line.startswith("─")]
+    shown = [line for line in lines if not line.startswith("─") and line.strip() != ANYTHING]
+    return [re.split(r"\s\s+|\s(?=\d)", line)[0] for line in shown]
 
 
-@pytest.mark.needs("kvm")
-@pytest.mark.parametrize(("document", "command", "shown"), runs(), ids=lambda value: str(value)[:40])
-def test_a_run_has_the_rows_the_document_shows(document: Path, command: str, shown: str) -> None:
-    words = [str(Path(sys.executable).with_name("wsw")), *shlex.split(command)[1:]]
-    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
-    # 4: a busy host kept counts from settling.
-    assert done.returncode in (0, 4), done.stderr
-    printed = iter(row_heads(done.stdout))
+@each([command for command in COMMANDS if {"kvm", "kvm-events"} & {*command.needs}])
+def test_a_run_on_kvm_has_the_rows_the_document_shows(command: Command, tmp_path: Path) -> None:
+    """Numbers are those of the machine it runs on."""
+    heads = iter(row_heads(printed(command, ran(command, tmp_path))))
     # In this order, perhaps with others between.
-    assert [head for head in row_heads(shown) if head not in printed] == [], f"{document.name}: {command}"
+    assert [head for head in row_heads(without_gap(command)) if head not in heads] == [], command.name
 
 
-@pytest.mark.parametrize(("document", "code"), blocks("python"), ids=lambda value: str(value)[:40])
+LAB = [command for command in COMMANDS if command.takes_minutes]
+
+
+@each([command for command in LAB if command.shown])
+def test_a_run_in_the_lab_prints_what_the_document_shows(command: Command, tmp_path: Path) -> None:
+    lines = printed(command, ran(command, tmp_path))
+    assert differs(without_gap(command), lines) == "", command.name
+
+
+@pytest.mark.parametrize("command", [one for one in LAB if not one.shown], ids=lambda one: one.name)
+def test_a_command_of_the_lab_is_understood(command: Command, tmp_path: Path) -> None:
+    """Many machines, minutes each: the command line is parsed, and the Python it would be is valid."""
+    ours, dashes, theirs = command.text.partition("#")[0].partition(" -- ")
+    outcome = docs_commands.run(f"{ours} --python{dashes}{theirs}", docs_commands.workplace(tmp_path))
+    assert outcome.status == 0, outcome.err
+    compile(outcome.out, command.name, "exec")
+
+
+@pytest.mark.parametrize("document", documents(), ids=lambda page: page.name)
+def test_every_block_says_whether_it_is_run(document: Path) -> None:
+    """Commands after ``$``, Python, or a language that says it is only shown."""
+    run = {command.start for command in commands(document)}
+    unclear = [
+        block.text.splitlines()[0]
+        for block in blocks(document)
+        if block.language not in (*ILLUSTRATIONS, "python")
+        and not any(block.start <= start <= block.start + len(block.text) for start in run)
+    ]
+    assert unclear == [], f"{document.name}: what is only shown is a block of ```text"
+
+
+def pythons() -> Iterator[object]:
+    for page in documents():
+        for number, block in enumerate(block for block in blocks(page) if block.language == "python"):
+            needs = ("lab-amd",) if "worldswitch.lab" in block.text else ()
+            yield pytest.param(page, block.text, id=f"{page.name}-{number}", marks=pytest.mark.needs(*needs))
+
+
+@pytest.mark.parametrize(("document", "code"), list(pythons()))
 def test_python_in_a_document_runs(document: Path, code: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     exec(compile(code, str(document), "exec"), {})
+
+
+@pytest.mark.parametrize(
+    ("shown", "lines", "difference"),
+    [
+        (["a", "b"], ["a", "b"], ""),
+        (["a"], ["a", "", ""], ""),
+        (["a"], ["a", "b"], "nothing more, where 'b' is; write a line …"),
+        (["a", "…"], ["a", "b"], ""),
+        (["a", "…", "c"], ["a", "b", "b", "c"], ""),
+        (["a", "…", "c"], ["a", "b"], "c"),
+        (["took … ms, 3"], ["took 17.2 ms, 3"], ""),
+        (["took … ms, 3"], ["took 17.2 ms, 4"], "took … ms, 3"),
+        (["a.c"], ["abc"], "a.c"),
+        (["a", "b"], ["a"], "b"),
+        (["…", "b"], ["a", "b", "c"], "nothing more, where 'c' is; write a line …"),
+    ],
+)
+def test_what_counts_as_printed(shown: list[str], lines: list[str], difference: str) -> None:
+    assert differs(shown, lines) == difference
+
+
+def test_commands_are_found_with_what_is_under_them(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(
+        "```\n$ wsw rules --json > a.json\n$ wsw compare a.json \\\n    b.json\nsame\n```\n"
+        "```sh\n# why\nwsw run cr0-wp --save b.json\n```\n```text\n$ wsw top\n```\n```console\n$ wsw compare b.json\n```\n"
+    )
+    found = commands(page)
+    assert [(one.text, one.shown) for one in found] == [
+        ("wsw rules --json > a.json", ()),
+        ("wsw compare a.json      b.json", ("same",)),
+        ("wsw run cr0-wp --save b.json", ()),
+        ("wsw compare b.json", ()),
+    ]
+    assert [one.first for one in found] == [
+        (), ("wsw rules --json > a.json",), (), ("wsw run cr0-wp --save b.json",),
+    ]  # fmt: skip
+    assert [one.needs for one in found] == [(), (), ("kvm",), ("kvm",)]
 
 
 def test_every_document_the_readme_links_to_is_there() -> None:
