@@ -106,7 +106,8 @@ def test_where_more_is_better_less_is_slower() -> None:
 def test_the_same_is_equal_if_the_interval_is_within_the_margin() -> None:
     a, b = timed(*around(1000, 30, 0.001)), timed(*around(1000, 30, 0.001, seed=2))
     assert ask(a, b, margin=0.01).verdict is Verdict.EQUAL
-    assert ask(a, b, margin=0).verdict is Verdict.NOT_TOLD_APART
+    assert ask(a, b, margin=0).verdict is Verdict.EQUAL, "a nanosecond is none"
+    assert ask(a, b, margin=0, at_least=0).verdict is Verdict.NOT_TOLD_APART
 
 
 def test_a_difference_too_small_to_matter_is_none() -> None:
@@ -118,7 +119,7 @@ def test_a_difference_too_small_to_matter_is_none() -> None:
 
 def test_a_wide_spread_is_not_told_apart() -> None:
     time = ask(timed(*around(1000, 8, 0.3)), timed(*around(1050, 8, 0.3, seed=2)))
-    assert (time.verdict, time.worse, time.why) == (Verdict.NOT_TOLD_APART, False, "")
+    assert (time.verdict, time.worse, time.why) == (Verdict.NOT_TOLD_APART, False, "chance explains it")
 
 
 def test_too_few_runs_are_told_with_how_many_would_do() -> None:

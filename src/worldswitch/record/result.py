@@ -43,6 +43,7 @@ class Metric:
         warmups: The runs before, which do not count.
         exact: A count, the same whenever the same is run; else a time, which has a spread.
         together: How many values in a row were measured at the same moment, and so are no independent runs.
+        turns: When each value was measured, where programs or machines took turns: 0, 1, 2 ... over all of them.
     """
 
     name: str
@@ -52,6 +53,7 @@ class Metric:
     exact: bool = False
     lower_is_better: bool = True
     together: int = 1
+    turns: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -213,6 +213,7 @@ class _Reading:
             self._get("exact", bool, "true or false", False),
             self._get("lower_is_better", bool, "true or false", True),
             max(1, self._count("together", 1)),
+            tuple(_whole(*item) for item in self._items("turns")),
         )
 
     def fault(self) -> FaultSeen:

@@ -1,37 +1,38 @@
-"""Two Results side by side: counts exactly, times by their shift with an interval and a verdict."""
+"""Two Results side by side: counts exactly, times by a permutation test, an interval and a verdict.
+
+A time is *slower* or *faster* only if it passes three gates: chance does not explain the difference (all times of a
+comparison taken together), it is larger than what counts (a share of A, an absolute least), and larger than what
+either side differs from itself. It is *equal* only if its whole interval is smaller than what counts.
+"""
 
 from __future__ import annotations
 
-import enum
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from worldswitch.errors import UsageError
 from worldswitch.record.result import BY_REASON, Cell, Metric, Result, flat_counts
 from worldswitch.stats.matching import Condition, Matching, match
-from worldswitch.stats.shift import Shift, shift, values_needed
+from worldswitch.stats.verdicts import Judge, Side, Time, Verdict, median
 
 if TYPE_CHECKING:
     from worldswitch.record.result import Number
 
 CONFIDENCE = 0.95
 MARGIN = 0.01
+__all__ = ["Comparison", "Count", "Pair", "Side", "Time", "Verdict", "compare"]
+
+AT_LEAST = 1.0
+"""Nanoseconds: differences of times that are no larger are none."""
 _THE_SAME = ("tsc", "wall", "cycles")
 """The time of one pass, taken in several ways: only the first that both sides have is compared."""
+SESSION = "session"
+"""Among the parameters of a Result: names the session in which its cells were measured, in turns with others."""
+ON_TRACE = "trace"
+"""What a cell is *on* that was not run but recorded."""
 _NEUTRAL = ("pages_4k", "pages_2m", "pages_1g")
 """Counts of which neither more nor fewer is better."""
-
-
-class Verdict(enum.StrEnum):
-    """What can be said of one quantity, from a to b."""
-
-    EQUAL = "equal"
-    FEWER = "fewer"
-    MORE = "more"
-    FASTER = "faster"
-    SLOWER = "slower"
-    NOT_TOLD_APART = "not told apart"
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,34 +47,6 @@ class Count:
     name: str
     a: Number
     b: Number
-    verdict: Verdict
-    worse: bool
-    why: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Side:
-    """One side of a time: how many independent values, and their median."""
-
-    n: int
-    median: float
-
-
-@dataclass(frozen=True, slots=True)
-class Time:
-    """A time, or another quantity with a spread, on both sides.
-
-    Attributes:
-        shift: From a to b; None where there are too few values.
-        verdict: *equal* if the whole interval lies within the margin, *slower* or *faster* if it lies on one side of 0.
-        worse: *b* is told apart as the worse one.
-    """
-
-    name: str
-    unit: str
-    a: Side
-    b: Side
-    shift: Shift | None
     verdict: Verdict
     worse: bool
     why: str = ""
@@ -97,7 +70,7 @@ class Comparison:
     Attributes:
         only_a, only_b: Cells without a partner.
         confidence: With which all intervals hold together; *each* is what each of them has for that (Bonferroni).
-        margin: Share of a's median within which times are equal.
+        margin: Share of a's median within which times are equal; *at_least* are the ns within which they are, too.
     """
 
     pairs: tuple[Pair, ...]
@@ -106,6 +79,7 @@ class Comparison:
     confidence: float
     each: float
     margin: float
+    at_least: float
 
     @property
     def worse(self) -> bool:
@@ -115,14 +89,21 @@ class Comparison:
 
 
 def compare(
-    a: Result, b: Result, *, ignore: Collection[str] = (), confidence: float = CONFIDENCE, margin: float = MARGIN
+    a: Result,
+    b: Result,
+    *,
+    ignore: Collection[str] = (),
+    confidence: float = CONFIDENCE,
+    margin: float = MARGIN,
+    at_least: float = AT_LEAST,
 ) -> Comparison:
     """*b* against *a*, cell by cell; the cells of one Result against each other if it is given twice.
 
     Args:
         ignore: Conditions in which cells may differ unseen, see :func:`worldswitch.stats.matching.match`.
-        confidence: Probability that all intervals hold.
+        confidence: Probability that all verdicts hold.
         margin: Differences within this share of a's median are none.
+        at_least: Differences of times within so many ns are none.
 
     Raises:
         UsageError: No two cells can be compared, with the reason; or a number is out of its range.
@@ -131,14 +112,22 @@ def compare(
         raise UsageError(f"a confidence of {confidence} is none; it must be between 0 and 1, such as 0.95")
     if not 0 <= margin < 1:
         raise UsageError(f"a margin of {margin} is none; it must be from 0 to 1, such as 0.01 for one percent")
+    if not 0 <= at_least < float("inf"):
+        raise UsageError(f"a least difference of {at_least} ns is none; it must be 0 or more")
     found: Matching = match(a, b, ignore)
     matched = [(a.cells[pair.a], b.cells[pair.b], pair.compared) for pair in found.pairs]
+    together = a is b or (_session(a) is not None and _session(a) == _session(b))
     timed = [list(_timed(one, other)) for one, other, _ in matched]
     each = 1 - (1 - confidence) / max(1, sum(map(len, timed)))
+    judge = Judge(confidence, each, margin, at_least, together)
+    times = iter(judge.times([both for pairs in timed for both in pairs]))
     pairs = tuple(
-        Pair(one, other, compared, tuple(_counts(one, other)), tuple(_time(*both, each, margin) for both in times))
-        for (one, other, compared), times in zip(matched, timed, strict=True)
-    )
+        Pair(
+            one, other, compared, tuple(_counts(one, other, margin)),
+            (*(next(times) for _ in several), *_reckoned(judge, one, other)),
+        )
+        for (one, other, compared), several in zip(matched, timed, strict=True)
+    )  # fmt: skip
     return Comparison(
         pairs,
         tuple(a.cells[place] for place in found.only_a),
@@ -146,10 +135,25 @@ def compare(
         confidence,
         each,
         margin,
+        at_least,
     )
 
 
-def _counts(one: Cell, other: Cell) -> Iterator[Count]:
+def _reckoned(judge: Judge, one: Cell, other: Cell) -> Iterator[Time]:
+    """The time that costs gave, where neither side was timed."""
+    if one.time_ns is not None and other.time_ns is not None and not one.metrics and not other.metrics:
+        yield judge.reckoned(one.time_ns, other.time_ns)
+
+
+def _session(result: Result) -> str | None:
+    """What tells whether two results were measured in turns with each other."""
+    session = result.provenance.parameters.get(SESSION)
+    return session if isinstance(session, str) else None
+
+
+def _counts(one: Cell, other: Cell, margin: float) -> Iterator[Count]:
+    # What a recording counts is of a host on which other things go on too.
+    exact = ON_TRACE not in (one.dimensions.get("on"), other.dimensions.get("on"))
     first, second = flat_counts(one.per_op), flat_counts(other.per_op)
     for name in dict.fromkeys((*first, *second)):
         by_reason = name.startswith(f"{BY_REASON}.") and BY_REASON in one.per_op and BY_REASON in other.per_op
@@ -164,7 +168,8 @@ def _counts(one: Cell, other: Cell) -> Iterator[Count]:
         else:
             verdict = Verdict.MORE if b > a else Verdict.FEWER
             # What exits are for may move; that there are more of them is what counts.
-            yield Count(name, a, b, verdict, b > a and name not in _NEUTRAL and not by_reason)
+            more = b > (a if exact else a * (1 + margin))
+            yield Count(name, a, b, verdict, more and name not in _NEUTRAL and not by_reason)
 
 
 def _timed(one: Cell, other: Cell) -> Iterator[tuple[Metric, Metric]]:
@@ -177,7 +182,7 @@ def _timed(one: Cell, other: Cell) -> Iterator[tuple[Metric, Metric]]:
             yield first[name], second[name]
 
 
-def _metrics(cell: Cell) -> Mapping[str, Metric]:
+def _metrics(cell: Cell) -> dict[str, Metric]:
     found = {}
     for metric in cell.metrics:
         if metric.exact or not metric.values:
@@ -187,31 +192,7 @@ def _metrics(cell: Cell) -> Mapping[str, Metric]:
             found[metric.name] = metric
             continue
         groups = [metric.values[at : at + size] for at in range(0, len(metric.values), size)]
-        for what, take in (("median", _median), ("slowest", max)):
+        for what, take in (("median", median), ("slowest", max)):
             name = f"{metric.name}, {what} of {size}"
             found[name] = Metric(name, metric.unit, tuple(take(group) for group in groups))
     return found
-
-
-def _time(a: Metric, b: Metric, each: float, margin: float) -> Time:
-    found = shift(a.values, b.values, each)
-    sides = Side(len(a.values), _median(a.values)), Side(len(b.values), _median(b.values))
-    verdict, why = _verdict(found, margin * abs(sides[0].median), a.lower_is_better)
-    if found is None:
-        why = f"too few runs: {values_needed(each)} on each side would do"
-    return Time(a.name, a.unit, *sides, found, verdict, verdict is Verdict.SLOWER, why)
-
-
-def _verdict(found: Shift | None, margin: float, lower_is_better: bool) -> tuple[Verdict, str]:
-    if found is None:
-        return Verdict.NOT_TOLD_APART, ""
-    if -margin <= found.low and found.high <= margin:
-        return Verdict.EQUAL, ""
-    if found.low > 0 or found.high < 0:
-        return (Verdict.SLOWER if (found.low > 0) == lower_is_better else Verdict.FASTER), ""
-    return Verdict.NOT_TOLD_APART, ""
-
-
-def _median(values: Sequence[Number]) -> float:
-    ordered = sorted(values)
-    return (ordered[(len(ordered) - 1) // 2] + ordered[len(ordered) // 2]) / 2
