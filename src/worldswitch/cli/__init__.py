@@ -20,6 +20,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "conform": ("conform", "Run random and shipped programs on the model and on real kernels: equal, or not."),
     "convert": ("convert", "Write a trace in another format."),
     "doctor": ("doctor", "Say what in a host's settings costs KVM, what to do, and how to undo it."),
+    "fleet": ("fleet", "Work on many traces, snapshots or cells, on this machine or a Dask cluster."),
     "kernels": ("kernels", "List kernels and the facts about KVM in each, or how two differ."),
     "nx": ("nx", "Say what NX huge pages do on any kernel: parameters, splits, recovery over time."),
     "programs": ("programs", "List the guest and host programs that can be run."),
@@ -28,6 +29,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "rules": ("rules", "List the rules of KVM, each with its source."),
     "run": ("run", "Run guest programs and say what their world switches were."),
     "tables": ("tables", "Show published measurements beside the model and its errors."),
+    "top": ("top", "Show the exits of every VM of this host, live."),
     "whatif": ("whatif", "Say what another kernel or setting would save."),
 }
 """Command -> the module of this package it lives in, and one line of help."""

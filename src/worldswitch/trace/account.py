@@ -18,7 +18,7 @@ from worldswitch.trace import pairing, slow_start
 from worldswitch.trace.ahead import ahead
 from worldswitch.trace.cr_writes import CrWrites, CrWriteTally
 from worldswitch.trace.detect import Detection, Detectors, slow_starts
-from worldswitch.trace.exits import EVENTS, Detail, ExitPairing, ExitRows
+from worldswitch.trace.exits import EVENTS, UNCOUNTED, Detail, ExitPairing, ExitRows
 from worldswitch.trace.slow_start import SlowStarts
 from worldswitch.trace.summaries import TABLES, Summaries
 from worldswitch.trace.tally import Tally
@@ -162,6 +162,7 @@ def account(
     tables: ExitTables | None = None,
     by: Sequence[str] = BY,
     hot: int = 10,
+    watch: Callable[[ExitPairing, ExitRows], object] | None = None,
 ) -> Account:
     """Read *source* to its end and account for its exits.
 
@@ -171,12 +172,16 @@ def account(
         tables: Names of exit reasons.
         by: What rows of :attr:`Account.exits` are told apart by; some of :data:`BY`.
         hot: How many of each kind of hot place to list.
+        watch: Called with the pairing and the exits of each batch, for those who want more of the same reading.
     """
     book = Bookkeeper(only, by)
     others = Summaries()
     starts = SlowStarts()
     for batch in ahead(source.batches(EVENTS | dict.fromkeys(TABLES) | slow_start.EVENTS)):
-        book.add(book.pairs.feed(batch))
+        rows = book.pairs.feed(batch)
+        book.add(rows)
+        if watch is not None:
+            watch(book.pairs, rows)
         others.add(batch)
         starts.add(batch)
     result = book.close(source.meta, tables, getattr(source, "reason_names", None), hot)
@@ -189,7 +194,6 @@ _KEY_BITS = 44
 _LARGEST = (1 << _KEY_BITS) - 1
 _KINDS = 1 << (63 - _KEY_BITS)
 _PIECE = 1 << 14
-_UNCOUNTED = pairing.OPEN | pairing.NO_EXIT
 
 
 @dataclass(slots=True)
@@ -235,8 +239,8 @@ class Bookkeeper:
         self._keep_durations(kind, rows.duration)
         self._crs.add(rows)
         self._detectors.add(rows)
-        if rows.any(_UNCOUNTED):
-            rows = rows.take((rows.flags & _UNCOUNTED) == 0)
+        if rows.any(UNCOUNTED):
+            rows = rows.take((rows.flags & UNCOUNTED) == 0)
         self._rips.add(rows.rip, rows.number, None, rows.duration)
         if rows.any(pairing.DETAILED):
             where = rows.detail_kind != Detail.NONE
@@ -256,7 +260,7 @@ class Bookkeeper:
         group_of = np.full(len(self._kinds), -1, np.int64)
         for kind, (number, who, marks), (count, total, guest, user) in _rows_of(self._kinds):
             flags, cr = marks & 0xFFFFFFFF, (marks >> 32) - 1
-            counts = not flags & _UNCOUNTED
+            counts = not flags & UNCOUNTED
             self._detectors.add_kind(cr, flags, count)
             if flags & pairing.CR_SILENT:
                 self._crs.add_silent(cr, bool(flags & pairing.FAULTED), count, total if counts else 0)

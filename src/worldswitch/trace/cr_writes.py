@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from worldswitch.trace import pairing
-from worldswitch.trace.exits import ExitRows
+from worldswitch.trace.exits import UNCOUNTED, ExitRows
 from worldswitch.trace.tally import Tally
 from worldswitch.x86.registers import bit_names
 
@@ -124,8 +124,7 @@ def writer(rows: ExitRows) -> NDArray[np.int64]:
 
 def counted_ns(rows: ExitRows) -> NDArray[np.int64]:
     """Duration of each row that counts; 0 for open exits and writes without an exit."""
-    uncounted = pairing.OPEN | pairing.NO_EXIT
-    return np.where(rows.flags & uncounted, 0, rows.duration) if rows.any(uncounted) else rows.duration
+    return np.where(rows.flags & UNCOUNTED, 0, rows.duration) if rows.any(UNCOUNTED) else rows.duration
 
 
 class Inference:

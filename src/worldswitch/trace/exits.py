@@ -75,6 +75,8 @@ _DETAILS: dict[str, tuple[Detail, str, str | None]] = {
     "kvm_hypercall": (Detail.HYPERCALL, "nr", None),
 }
 
+UNCOUNTED = pairing.OPEN | pairing.NO_EXIT
+"""Flags of rows that are no whole exit, and count for nothing."""
 NO_CR = -1
 _NOBODY = 0xFF
 _INSN_BYTES = 15

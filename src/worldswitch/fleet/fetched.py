@@ -1,0 +1,63 @@
+"""An input as a file of this machine, whatever holds it."""
+
+from __future__ import annotations
+
+import os
+import stat
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from worldswitch.errors import MissingError, TraceFormatError, printable
+from worldswitch.fleet.folder import REMOTE, file_system
+from worldswitch.fleet.pieces import Input
+from worldswitch.units import format_size
+
+
+@contextmanager
+def as_file(one: Input, most: int) -> Iterator[Path]:
+    """The path of *one*, or of a copy of it for as long as it is needed.
+
+    Args:
+        one: The input.
+        most: The size at which it is too large, bytes.
+
+    Raises:
+        MissingError: It is gone, no file, or cannot be read.
+        TraceFormatError: It is empty, or too large.
+    """
+    _insist_on_size(one, most)
+    if REMOTE not in one.path:
+        _insist_on_file(one.path)
+        yield Path(one.path)
+        return
+    system, path = file_system(one.path)
+    suffix = "".join(Path(one.path).suffixes[-2:])
+    with tempfile.TemporaryDirectory(prefix="wsw-fleet-") as folder:
+        copy = Path(folder) / f"input{suffix}"
+        try:
+            system.get_file(path, str(copy))
+        except OSError as error:
+            raise MissingError(f"{printable(one.path)}: {printable(error.strerror or str(error))}") from None
+        yield copy
+
+
+def _insist_on_size(one: Input, most: int) -> None:
+    if one.size == 0:
+        raise TraceFormatError(f"{printable(one.path)} is empty")
+    if one.size > most:
+        raise TraceFormatError(
+            f"{printable(one.path)} has {format_size(one.size)}, and more than {format_size(most)} are not read here; "
+            "raise --largest, or read it alone"
+        )
+
+
+def _insist_on_file(path: str) -> None:
+    try:
+        mode = os.stat(path).st_mode  # noqa: PTH116
+    except OSError as error:
+        raise MissingError(f"{printable(path)}: {error.strerror}") from None
+    if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
+        # A FIFO would wait for somebody to write into it.
+        raise MissingError(f"{printable(path)} is no file")
