@@ -1,8 +1,14 @@
-"""Tables for the terminal: never wider than 100 columns on their own, and safe with any string in them."""
+"""Tables for the terminal: never wider than 100 columns on their own, and safe with any string in them.
+
+Within :func:`markdown` all of them come as Markdown, for issues and mails; as plain text that is readable too.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from io import StringIO
 from typing import Any
 
@@ -12,6 +18,53 @@ WIDTH = 100
 _LEAST = 8
 _ONE_WIDE = frozenset(map(chr, range(0x20, 0x7F))) | frozenset("µ–─≠×…")
 """Signs that take one column in every terminal."""
+
+
+_as_markdown: ContextVar[bool] = ContextVar("as_markdown", default=False)
+_SPECIAL = re.compile(r"[\\|`*\[\]<>~]|&(?=#?\w+;)|(?<!\w)_|_(?!\w)|^(?=[#+-]|\d+[.)])")
+"""What would be markup: a line's first sign too. An underscore inside a word is none."""
+
+
+class _Marked(str):
+    """Text that is Markdown already."""
+
+    __slots__ = ()
+
+
+@contextmanager
+def markdown() -> Iterator[None]:
+    """Within, everything here is Markdown (GitHub's, which has tables)."""
+    token = _as_markdown.set(True)
+    try:
+        yield
+    finally:
+        _as_markdown.reset(token)
+
+
+def escaped(text: str) -> str:
+    """*text* in one line of Markdown that shows it as it is."""
+    if isinstance(text, _Marked):
+        return text
+    return _Marked(_SPECIAL.sub(lambda one: "&amp;" if one[0] == "&" else f"\\{one[0]}", printable(text)))
+
+
+def _pipes(columns: Sequence[str], cells: Sequence[Sequence[str]], title: str, left: frozenset[str]) -> str:
+    """The table with pipes, each column as wide as its widest cell so that it is a table in plain text as well."""
+    lines = [[escaped(cell) for cell in (*row, *[""] * (len(columns) - len(row)))] for row in (columns, *cells)]
+    widths = [max(3, *(len(line[place]) for line in lines)) for place in range(len(columns))]
+    rules = [
+        ":".ljust(width, "-") if name in left else "-" * (width - 1) + ":"
+        for name, width in zip(columns, widths, strict=True)
+    ]
+    padded = [
+        [
+            cell.ljust(width) if name in left else cell.rjust(width)
+            for cell, width, name in zip(line, widths, columns, strict=True)
+        ]
+        for line in lines
+    ]
+    drawn = [f"| {' | '.join(line)} |" for line in (padded[0], rules, *padded[1:])]
+    return "\n".join([*([f"**{escaped(title)}**", ""] if title else []), *drawn, ""])
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[Any]], title: str = "", left: Iterable[str] = ()) -> str:
@@ -25,6 +78,8 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[Any]], title: str = ""
     """
     flush_left = frozenset(left)
     cells = [[printable("-" if cell is None else str(cell)) for cell in row] for row in rows]
+    if _as_markdown.get():
+        return _pipes(columns, cells, title, flush_left)
     text = _fitting(columns, cells, flush_left) or _folded(columns, cells, flush_left)
     return f"{title}\n{text}" if title else text
 
@@ -81,12 +136,16 @@ def _folded(columns: Sequence[str], cells: Sequence[Sequence[str]], left: frozen
 def fields(pairs: Iterable[tuple[str, Any]]) -> str:
     """Lines of ``name  value``, names aligned; pairs whose value is None or empty are left out."""
     shown = [(name, printable(str(value))) for name, value in pairs if value not in (None, "")]
+    if _as_markdown.get():
+        return "".join(f"- {escaped(name)}: {escaped(value)}\n" for name, value in shown)
     width = max((len(name) for name, _ in shown), default=0)
     return "".join(f"{name:<{width}}  {value}\n" for name, value in shown)
 
 
 def wrapped(text: str) -> str:
     """*text* in lines as wide as a table may be."""
+    if _as_markdown.get():
+        return escaped(text)
     import textwrap
 
     return textwrap.fill(printable(text), WIDTH)
@@ -94,6 +153,8 @@ def wrapped(text: str) -> str:
 
 def indented(text: str) -> str:
     """*text* in lines as wide as a table may be, each four columns in."""
+    if _as_markdown.get():
+        return f"  {escaped(text)}"
     import textwrap
 
     return textwrap.fill(printable(text), WIDTH, initial_indent="    ", subsequent_indent="    ")
@@ -101,6 +162,9 @@ def indented(text: str) -> str:
 
 def paragraphs(title: str, sentences: Iterable[str]) -> str:
     """A title and one wrapped item per sentence; nothing if there is none."""
+    if _as_markdown.get():
+        listed = [f"- {escaped(sentence)}" for sentence in sentences]
+        return "\n".join([f"**{escaped(title)}**", "", *listed, ""]) if listed else ""
     import textwrap
 
     items = [

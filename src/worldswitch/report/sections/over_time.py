@@ -1,0 +1,120 @@
+"""Exits over time: bins by vCPU and reason, which the page's script draws and zooms."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from worldswitch.report.document import Figure, Origin, Section
+from worldswitch.report.draw import REST, colour
+from worldswitch.report.words import many
+from worldswitch.units import format_ns
+
+if TYPE_CHECKING:
+    from worldswitch.report.study import Study
+
+MOST_LANES = 12
+"""vCPUs with a lane of their own; the others share one."""
+MOST_REASONS = 7
+_OTHERS = "other reasons"
+
+
+def reason_order(study: Study) -> list[str]:
+    """Reasons with a colour of their own, those that take most time first."""
+    named = [row.reason for row in study.account.exits if row.count and row.reason is not None]
+    return named[:MOST_REASONS] if len(named) > MOST_REASONS + 1 else named
+
+
+def colours(study: Study) -> dict[str, str]:
+    """Reason -> colour class, the same in all pictures of a trace."""
+    return {name: colour(place) for place, name in enumerate(reason_order(study))}
+
+
+def sections(study: Study, ident: str) -> Iterator[Section]:
+    """The timeline; nothing for a trace without exits."""
+    cells = study.cells
+    if not len(cells.slot):
+        return
+    shown = _lanes(study)
+    order = reason_order(study)
+    others = any(name not in order for name in study.names.values())
+    series = [*order, *([_OTHERS] if others else [])]
+    reasons = [(colour(i) if name != _OTHERS else REST, name) for i, name in enumerate(series)]
+    data = {
+        "first": cells.first_ns,
+        "width": cells.width_ns,
+        "bins": cells.bins,
+        "reasons": [{"name": name, "colour": tone} for tone, name in reasons],
+        "lanes": [{"name": name, "series": _series(study, members, series)} for name, members in shown],
+    }
+    unnamed = len(study.threads) - MOST_LANES
+    lead = (
+        f"Every one of the {study.account.count:,} exits is in one of {cells.bins:,} bins of "
+        f"{format_ns(cells.width_ns)}; "
+        "an exit and all its time are in the bin in which it starts. Drag to zoom, or use the buttons or the keys "
+        "+ − ← → and Home. Zoomed out, several bins are drawn as one, added up."
+    )
+    if not study.told_apart:
+        lead += " There are too many vCPUs to tell them apart in bins this fine."
+    elif unnamed > 0:
+        lead += f" The {MOST_LANES} vCPUs that cost most have a lane each; {unnamed:,} more share the last one."
+    origin = Origin(
+        study.path,
+        f"wsw analyze {study.path}",
+        f"kvm_exit paired with the next kvm_entry of its thread, counted in {many(cells.bins, 'bin')} of "
+        f"{cells.width_ns:,} ns on the trace's clock; for single exits: wsw convert {study.path} -o OUT.json "
+        "(ui.perfetto.dev)",
+    )
+    figure = Figure(
+        f"{ident}-timeline",
+        "Exits over time",
+        lead,
+        origin,
+        legend=reasons,
+        data=data,
+    )
+    yield Section(f"{ident}-time", "Over time", figures=[figure])
+
+
+def _lanes(study: Study) -> list[tuple[str, list[int]]]:
+    """Name of each lane and the vCPUs (``who``) in it, those that cost most first."""
+    cells = study.cells
+    if not study.told_apart:
+        return [("all vCPUs", sorted(set(cells.who.tolist())))]
+    whos, place = np.unique(cells.who, return_inverse=True)
+    totals = np.bincount(place, cells.ns)
+    order = whos[np.argsort(-totals, kind="stable")].tolist()
+    lanes = [(_lane_name(study, who), [who]) for who in order[:MOST_LANES]]
+    if len(order) > MOST_LANES:
+        lanes.append((f"{len(order) - MOST_LANES:,} more vCPUs", order[MOST_LANES:]))
+    return lanes
+
+
+def _lane_name(study: Study, who: int) -> str:
+    one = study.threads[who]
+    vcpu = f"vCPU {one.vcpu}" if one.vcpu is not None else f"thread {one.tid}"
+    vms = {thread.vm for thread in study.threads.values()}
+    if len(vms) > 1:
+        vcpu = f"VM {one.vm} {vcpu}"
+    return f"{vcpu} ({one.comm})" if one.comm else vcpu
+
+
+def _series(study: Study, members: list[int], series: list[str]) -> list[list[int]]:
+    """For each reason the bins that hold something: distance from the one before, exits, ns; flat."""
+    cells = study.cells
+    mine = np.isin(cells.who, np.array(members, np.uint64))
+    place = {number: series.index(name) if name in series else len(series) - 1 for number, name in study.names.items()}
+    numbers, inverse = np.unique(cells.number[mine], return_inverse=True)
+    of = np.array([place[number] for number in numbers.tolist()], np.int64)[inverse]
+    found = []
+    for index in range(len(series)):
+        here = of == index
+        slots, where = np.unique(cells.slot[mine][here], return_inverse=True)
+        count = np.bincount(where, cells.count[mine][here]).astype(np.int64)
+        ns = np.bincount(where, cells.ns[mine][here]).astype(np.int64)
+        gaps = np.diff(slots, prepend=0)
+        flat: list[Any] = np.stack([gaps, count, ns], axis=1).reshape(-1).tolist() if len(slots) else []
+        found.append(flat)
+    return found
