@@ -26,6 +26,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "programs": ("programs", "List the guest and host programs that can be run."),
     "lab": ("lab", "Run real kernels with real KVM inside an emulator."),
     "record": ("record", "Record the KVM events that the other commands need."),
+    "report": ("report", "Write a page, one HTML file, about traces, results, hosts and conformance."),
     "rules": ("rules", "List the rules of KVM, each with its source."),
     "run": ("run", "Run guest programs and say what their world switches were."),
     "tables": ("tables", "Show published measurements beside the model and its errors."),
