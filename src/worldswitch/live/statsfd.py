@@ -83,7 +83,7 @@ def layout(fd: int) -> tuple[Statistic, ...]:
     return tuple(found)
 
 
-class _File:
+class StatisticsFile:
     """An open statistics file; reads its plain values at once."""
 
     def __init__(self, fd: int) -> None:
@@ -118,10 +118,10 @@ class _Binary:
     source = "KVM_GET_STATS_FD"
 
     def __init__(self, fds: Sequence[int]) -> None:
-        self._files: list[_File] = []
+        self._files: list[StatisticsFile] = []
         self._fds = fds
         try:
-            self._files = [_File(fd) for fd in fds]
+            self._files = [StatisticsFile(fd) for fd in fds]
         except BaseException:
             self.close()
             raise
