@@ -143,7 +143,8 @@ def test_commands_are_found_with_what_is_under_them(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text(
         "```\n$ wsw rules --json > a.json\n$ wsw compare a.json \\\n    b.json\nsame\n```\n"
-        "```sh\n# why\nwsw run cr0-wp --save b.json\n```\n```text\n$ wsw top\n```\n```console\n$ wsw compare b.json\n```\n"
+        "```sh\n# why\nwsw run cr0-wp --save b.json\n```\n```text\n$ wsw top\n```\n"
+        "```console\n$ wsw compare b.json\n```\n"
     )
     found = commands(page)
     assert [(one.text, one.shown) for one in found] == [

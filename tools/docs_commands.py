@@ -1,9 +1,9 @@
 """The commands that the documents show: found, run, and held against what stands under them.
 
-A fence without a language, or ``console``, holds commands after ``$ `` and what each prints. ``sh`` holds commands alone.
-``text`` is shown and never run: diagrams, and what needs root, a network or a terminal. In what a command prints, a
-line ``…`` stands for any lines, and ``…`` within a line for anything. Run as a program, this writes into the pages
-named what their commands print today:
+A fence without a language, or ``console``, holds commands after ``$ `` and what each prints. ``sh`` holds commands
+alone. ``text`` is shown and never run: diagrams, and what needs root, a network or a terminal. In what a command
+prints, a line ``…`` stands for any lines, and ``…`` within a line for anything. Run as a program, this writes into
+the pages named what their commands print today:
 
     .venv/bin/python tools/docs_commands.py docs/tutorial.md
 """
@@ -19,6 +19,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
@@ -132,9 +133,7 @@ def _written(line: str) -> list[str]:
     """The files a command makes, as far as its words tell."""
     words = shlex.split(line, comments=True)
     after = {">", "-o", "--save", "--trace", "--snapshot", "--costs-to"}
-    return [
-        word for before, word in zip(words, words[1:], strict=False) if before in after and not word.startswith("/")
-    ]
+    return [word for before, word in pairwise(words) if before in after and not word.startswith("/")]
 
 
 def _needs(line: str) -> Iterator[str]:
@@ -160,7 +159,7 @@ def _needs(line: str) -> Iterator[str]:
 
 
 def _option(words: Sequence[str], name: str) -> str:
-    return next((after for before, after in zip(words, words[1:], strict=False) if before == name), "")
+    return next((after for before, after in pairwise(words) if before == name), "")
 
 
 def workplace(folder: Path) -> Path:
