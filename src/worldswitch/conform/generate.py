@@ -33,8 +33,10 @@ def program(seed: int, index: int, features: frozenset[str]) -> Program:
     """Program number *index* of *seed*, for guests that have *features* (others than :data:`USED` do not matter)."""
     there = features & USED
     random = Random(f"worldswitch conform {seed} {index}")
-    spaces = _spaces(random, "pku" in there)
-    state = _state(random, there)
+    reserved = random.random() < bounds.RESERVED
+    nx = reserved or random.random() < 0.75
+    spaces = _spaces(random, "pku" in there, nx)
+    state = _state(random, there, reserved or not nx)
     pcid = "pcid" in there and random.random() < 0.5
     scene = Scene(
         random=random,
@@ -47,6 +49,8 @@ def program(seed: int, index: int, features: frozenset[str]) -> Program:
         pcid=pcid,
         globals_=len(spaces) == 1 and random.random() < 0.4,
         user=random.choice((0.0, 0.2, 0.5)),
+        nx=nx,
+        reserved=reserved,
     )
     body = [one for _ in range(random.randint(*bounds.GROUPS)) for one in pick(scene)]
     if pcid:
@@ -64,35 +68,35 @@ def program(seed: int, index: int, features: frozenset[str]) -> Program:
     )
 
 
-def _state(random: Random, features: frozenset[str]) -> State:
+def _state(random: Random, features: frozenset[str], nxe_off: bool) -> State:
     cr0 = bit_mask(CR0, "PE", "MP", "ET", "NE", "AM", "PG")
     cr0 |= bit_mask(CR0, "WP") if random.random() < 0.75 else 0
     cr4 = bit_mask(CR4, "PAE")
     for name, share in (("PGE", 0.5), ("SMEP", 0.35), ("SMAP", 0.35), ("PKE", 0.4), ("OSFXSR", 0.5)):
         if bounds.NEEDS.get(name, "") in ("", *features) and random.random() < share:
             cr4 |= bit_mask(CR4, name)
-    efer = bit_mask(EFER, "LME", "LMA") | (bit_mask(EFER, "NXE") if random.random() < 0.85 else 0)
+    efer = bit_mask(EFER, "LME", "LMA") | (0 if nxe_off and random.random() < 0.5 else bit_mask(EFER, "NXE"))
     return State(cr0, cr4, efer)
 
 
-def _spaces(random: Random, keys: bool) -> tuple[Space, ...]:
+def _spaces(random: Random, keys: bool, nx: bool) -> tuple[Space, ...]:
     count = random.choice((1, 1, 2, 2, bounds.SPACES))
     large = random.choice((0, 0, 1, bounds.LARGE[1]))
-    first = [_page(random, va, count == 1, keys) for va in _SMALL]
-    first += [_large(random, i) for i in range(large)]
+    first = [_page(random, va, count == 1, keys, nx) for va in _SMALL]
+    first += [_large(random, i, nx) for i in range(large)]
     spaces = [Space(_NAMES[0], (*first, *_alias()))]
     for name in _NAMES[1:count]:
         pages = [
-            one if random.random() < 0.6 else _page(random, one.va, False, keys) for one in first if one.size == "4K"
+            one if random.random() < 0.6 else _page(random, one.va, False, keys, nx)
+            for one in first
+            if one.size == "4K"
         ]
         spaces.append(Space(name, (*pages, *(one for one in first if one.size == "2M"))))
     return tuple(spaces)
 
 
-def _page(random: Random, va: int, globals_: bool, keys: bool) -> Pages:
-    flags = [
-        name for name, share in (("W", 0.7), ("U", 0.5), ("NX", 0.2), ("A", 0.3), ("D", 0.3)) if random.random() < share
-    ]
+def _page(random: Random, va: int, globals_: bool, keys: bool, nx: bool) -> Pages:
+    flags = _flags(random, nx)
     if globals_ and random.random() < 0.2:
         flags.append("G")
     if va >= _HIGH and "U" in flags and random.random() < 0.5:
@@ -102,12 +106,14 @@ def _page(random: Random, va: int, globals_: bool, keys: bool) -> Pages:
     return Pages(va, frame, flags=tuple(flags), key=key, present=random.random() < 0.85)
 
 
-def _large(random: Random, number: int) -> Pages:
-    flags = [
-        name for name, share in (("W", 0.7), ("U", 0.5), ("NX", 0.2), ("A", 0.3), ("D", 0.3)) if random.random() < share
-    ]
+def _large(random: Random, number: int, nx: bool) -> Pages:
+    flags = _flags(random, nx)
     frame = random.choice(bounds.LARGE_FRAMES)
     return Pages(bounds.LARGE[0] + (number << 21), frame, "2M", flags=tuple(flags), present=random.random() < 0.9)
+
+
+def _flags(random: Random, nx: bool) -> list[str]:
+    return [name for name, share in _FLAGS.items() if random.random() < share and (nx or name != "NX")]
 
 
 def _alias() -> tuple[Pages, ...]:

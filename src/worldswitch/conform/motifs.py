@@ -30,7 +30,9 @@ class Scene:
     Attributes:
         slots: Addresses of pages of 4 KiB, mapped in every space, present or not; *large*, of 2 MiB.
         tables: (space, address) -> guest-physical address of the page table (level 1) that maps the slot.
-        pcid: CR4.PCIDE may be set. *globals_*: pages may be global. *nxe*: EFER.NXE is written.
+        pcid: CR4.PCIDE may be set. *globals_*: pages may be global.
+        nx: Pages may have NX. If they may not, EFER.NXE may be off.
+        reserved: Entries may have reserved bits, NX with EFER.NXE off among them.
         kept: Operations that keep a value so far.
     """
 
@@ -44,6 +46,8 @@ class Scene:
     pcid: bool
     globals_: bool
     user: float
+    nx: bool = True
+    reserved: bool = False
     kept: int = 0
     in_fix: bool = False
     weights: dict[str, int] = field(default_factory=dict)
@@ -191,7 +195,7 @@ def entry(scene: Scene) -> Ops:
     if not large and scene.chance(0.04):
         level = scene.random.choice((3, 4))
     found = _change(scene, scene.space(), va, level)
-    if not large and level == 1 and scene.chance(0.08):
+    if scene.reserved and not large and level == 1 and scene.chance(0.3):
         found = _reserved(scene, va)
     return found + (accesses(scene) if scene.chance(0.3) else [_access(scene, va, _at_cpl3(scene))])
 
@@ -205,7 +209,7 @@ def _change(scene: Scene, space: str, va: int, level: int) -> Ops:
         how, name = scene.random.choice(_UPGRADES)
         if level == 1 or name != "D":
             return [_entry(space, va, level, how, name)]
-    how, name = scene.random.choice(_RESTRICTIONS)
+    how, name = scene.random.choice([one for one in _RESTRICTIONS if scene.nx or one[1] != "NX"])
     pa = key = None
     if level == 1 and scene.chance(0.2):
         pa = bounds.FRAME_BASE + PAGE * scene.random.randrange(bounds.FRAMES)
@@ -277,8 +281,8 @@ def share(scene: Scene) -> Ops:
 
 
 def efer(scene: Scene) -> Ops:
-    """EFER.NXE off or on, and a fetch."""
-    value = scene.state.efer ^ (_NXE if scene.chance(0.6) else 0)
+    """EFER.NXE off or on, where NX may be a reserved bit or is not used; and a fetch."""
+    value = scene.state.efer ^ (_NXE if (scene.reserved or not scene.nx) and scene.chance(0.6) else 0)
     if scene.chance(0.05):
         value |= 1 << 40
     return [ops.WriteMsr(EFER, value), *flush_all(scene), _access(scene, scene.address(), _at_cpl3(scene), "fetch")]
