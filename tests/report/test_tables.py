@@ -1,10 +1,14 @@
 from __future__ import annotations
 
+import html
+import re
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from worldswitch.errors import printable
 from worldswitch.report import tables
-from worldswitch.report.tables import fields, table
+from worldswitch.report.tables import fields, markdown, paragraphs, table, wrapped
 
 hostile = st.text(max_size=60)
 
@@ -54,3 +58,42 @@ def test_a_narrow_table_is_drawn_as_rich_draws_it(rows, left: set[str]) -> None:
 def test_signs_of_unknown_width_and_wide_tables_are_left_to_rich() -> None:
     assert tables._fitting(("a",), [["日本"]], frozenset()) is None
     assert tables._fitting(("a",), [["x" * 101]], frozenset()) is None
+
+
+def rendered(text: str) -> list[list[str]]:
+    """The cells of a table as GitHub's specification says (section 4.10), escapes taken away."""
+    rows = []
+    for line in text.splitlines():
+        if line.startswith("|"):
+            cells = re.split(r"(?<!\\)\|", line)[1:-1]
+            rows.append([re.sub(r"\\([!-/:-@\[-`{-~])", r"\1", html.unescape(cell.strip())) for cell in cells])
+    return rows
+
+
+@given(st.lists(st.tuples(st.text(), st.text()), max_size=4))
+def test_markdown_shows_any_cell_as_it_is(cells: list[tuple[str, str]]) -> None:
+    with markdown():
+        text = table(("a|b", "c"), cells, "T", left=("c",))
+    head, rule, *rows = rendered(text)
+    assert head == ["a|b", "c"]
+    assert all(re.fullmatch(r":?-+:?", one) for one in rule)
+    assert rows == [[printable(cell).strip() for cell in row] for row in cells]
+    assert len({len(line) for line in text.splitlines()[2:]}) == 1, "the columns are aligned as plain text too"
+
+
+def test_markdown_escapes_markup_and_leaves_names_alone() -> None:
+    with markdown():
+        assert table(("n",), [["<b>*x*</b> [a](b) `c` _d_ nx_huge_pages &lt; A & B"]]).splitlines()[2] == (
+            r"| \<b\>\*x\*\</b\> \[a\](b) \`c\` \_d\_ nx_huge_pages &amp;lt; A & B |"
+        )
+        assert wrapped("# no heading") == r"\# no heading"
+        assert wrapped("1. no item") == r"1\. no item"
+
+
+def test_markdown_of_the_other_parts() -> None:
+    with markdown():
+        assert fields([("kernel", "6.1"), ("cpu", None)]) == "- kernel: 6.1\n"
+        assert paragraphs("Notes", ["a|b", "word " * 40]).splitlines()[:3] == ["**Notes**", "", r"- a\|b"]
+        assert paragraphs("Notes", []) == ""
+        assert table(("a",), [["1"]], wrapped("*T*")).startswith("**\\*T\\***\n\n| "), "escaped once"
+    assert "|" not in table(("a",), [["1"]])

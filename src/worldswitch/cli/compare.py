@@ -1,193 +1,170 @@
-"""``wsw compare``: two saved Results side by side, counts exactly, times with an interval and a verdict."""
+"""``wsw compare``: two Results or two traces side by side, counts exactly, times with an interval and a verdict."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from worldswitch.cli import DONE, FOUND, options
-from worldswitch.record.result import BY_REASON
+from worldswitch.errors import MissingError, UsageError, printable
 
 if TYPE_CHECKING:
-    from worldswitch.record.result import Cell
-    from worldswitch.stats.compare import Comparison, Count, Pair, Time
+    from worldswitch.stats.compare import Comparison
 
-_WHERE = ("program", "on", "kernel", "cpu", "mmu")
+_SAME_WORK = (1, 1)
 
 
 @click.command()
 @click.argument("a", metavar="A")
 @click.argument("b", metavar="[B]", required=False)
-@click.option("--ignore", multiple=True, metavar="CONDITION", help="Let cells differ in this too; may be repeated.")
+@click.option("--ignore", multiple=True, metavar="CONDITION", help="Let them differ in this too; may be repeated.")
 @click.option("--margin", type=float, default=0.01, show_default=True, help="Share within which times are equal.")
-@click.option("--confidence", type=float, default=0.95, show_default=True, help="With which all intervals hold.")
+@click.option(
+    "--at-least", metavar="DURATION", default="1ns", show_default=True, help="Within it times are equal, too."
+)
+@click.option("--confidence", type=float, default=0.95, show_default=True, help="With which all verdicts hold.")
+@click.option("--same-work", is_flag=True, help="Traces: both hold the same work; compare numbers, not rates.")
+@click.option("--operations", metavar="A,B", help="Traces: how many operations each holds; compare exits of one.")
+@options.exit_tables
+@click.option("--junit", metavar="FILE", help="Write the verdicts as JUnit XML too, for a CI system.")
 @options.as_json
+@options.as_markdown
 @options.as_python
 def compare(
-    a: str, b: str | None, ignore: tuple[str, ...], margin: float, confidence: float, as_json: bool, as_python: bool
+    a: str,
+    b: str | None,
+    ignore: tuple[str, ...],
+    margin: float,
+    at_least: str,
+    confidence: float,
+    same_work: bool,
+    operations: str | None,
+    tables: Path | None,
+    junit: str | None,
+    as_json: bool,
+    as_python: bool,
 ) -> int:
-    """Say in what B differs from A, two results that wsw run --save wrote; or the cells of A among themselves.
+    """Say in what B differs from A: two results that wsw run --save wrote, two traces, or the cells of one result.
 
-    Cells are compared that differ in one condition at most (kernel, mmu, a parameter ...). Exit status 1: B has more of
-    a count, or is told apart as slower.
+    Cells of results are compared that differ in one condition at most (kernel, mmu, a parameter ...), traces that were
+    recorded alike. Exit status 1: B has more of a count, or is told apart as slower.
     """
-    if as_python:
-        click.echo("from worldswitch.record.resultfile import load\nfrom worldswitch.stats.compare import compare\n")
-        click.echo(f"a = load({a!r})\nb = {f'load({b!r})' if b else 'a'}")
-        click.echo(f"found = compare(a, b, ignore={list(ignore)!r}, confidence={confidence!r}, margin={margin!r})")
-        click.echo("for pair in found.pairs:\n    print(pair.compared, pair.counts, pair.times)\nprint(found.worse)")
-        return DONE
-    from worldswitch.record.resultfile import load
-    from worldswitch.stats.compare import compare as ask
+    from worldswitch.units import parse_duration
 
-    first = load(a)
-    found = ask(first, load(b) if b else first, ignore=ignore, confidence=confidence, margin=margin)
-    if as_json:
-        options.print_json(to_json(found))
+    work = _work(same_work, operations)
+    least = float(parse_duration(at_least))
+    traces = _are_traces(a, b)
+    if not traces and (work or tables):
+        raise UsageError("--same-work, --operations and --exit-reasons are for traces, and these are results")
+    given = {"ignore": list(ignore), "confidence": confidence, "margin": margin, "at_least": least}
+    if as_python:
+        click.echo(_python(a, b, {**given, **({"operations": work} if work else {})}, traces, tables))
+        return DONE
+    if traces:
+        assert b is not None
+        from worldswitch.cli.progress import watched
+        from worldswitch.trace import open_source
+        from worldswitch.trace.compare import compare as ask_traces
+
+        sides = [watched(open_source(path), path) for path in (a, b)]
+        found = ask_traces(
+            *sides, ignore=ignore, confidence=confidence, margin=margin, at_least=least, operations=work,
+            tables=options.load_tables(tables),
+        )  # fmt: skip
     else:
-        click.echo(describe(found), nl=False)
+        from worldswitch.record.resultfile import load
+        from worldswitch.stats.compare import compare as ask
+
+        first = load(a)
+        second = load(b) if b else first
+        found = ask(first, second, ignore=ignore, confidence=confidence, margin=margin, at_least=least)
+    return show(found, as_json, junit)
+
+
+def show(found: Comparison, as_json: bool, junit: str | None = None) -> int:
+    """Print *found*, write it as JUnit XML if asked to; the exit status."""
+    from worldswitch.cli import compare_text
+
+    if junit is not None:
+        write_junit(found, junit)
+    if as_json:
+        options.print_json(compare_text.to_json(found))
+    else:
+        click.echo(compare_text.describe(found), nl=False)
     return FOUND if found.worse else DONE
 
 
-def to_json(found: Comparison) -> dict[str, Any]:
-    """The JSON document of a comparison."""
-    return {
-        "worse": found.worse,
-        "confidence": found.confidence,
-        "confidence_each": found.each,
-        "margin": found.margin,
-        "pairs": [_pair_document(pair) for pair in found.pairs],
-        "only_a": [dict(cell.dimensions) for cell in found.only_a],
-        "only_b": [dict(cell.dimensions) for cell in found.only_b],
-    }
+def write_junit(found: Comparison, path: str) -> None:
+    """Write *found* to *path* as JUnit XML.
+
+    Raises:
+        MissingError: It cannot be written there.
+    """
+    from worldswitch.cli.compare_text import suites
+    from worldswitch.record.whole import write_whole
+    from worldswitch.report.junit import junit
+
+    try:
+        write_whole(path, junit(suites(found)))
+    except (OSError, ValueError) as error:
+        why = getattr(error, "strerror", None) or str(error)
+        raise MissingError(f"cannot write {printable(path)}: {why}; give --junit another name") from None
 
 
-def _pair_document(pair: Pair) -> dict[str, Any]:
-    return {
-        "a": dict(pair.a.dimensions),
-        "b": dict(pair.b.dimensions),
-        "compared": pair.compared._asdict() if pair.compared else None,
-        "counts": [
-            {
-                "name": count.name,
-                "a": count.a,
-                "b": count.b,
-                "verdict": str(count.verdict),
-                "worse": count.worse,
-                "why": count.why or None,
-            }
-            for count in pair.counts
-        ],
-        "times": [_time_document(time) for time in pair.times],
-    }
+def _work(same_work: bool, operations: str | None) -> tuple[int, int] | None:
+    if operations is None:
+        return _SAME_WORK if same_work else None
+    if same_work:
+        raise UsageError("--same-work and --operations contradict each other; say one of them")
+    first, _, second = operations.partition(",")
+    if not all(one.isascii() and one.isdigit() and 0 < int(one) < 1 << 63 for one in (first, second)):
+        raise UsageError(f"--operations {printable(operations)!r} is not two numbers of operations, such as 1000,1500")
+    return int(first), int(second)
 
 
-def _time_document(time: Time) -> dict[str, Any]:
-    return {
-        "name": time.name,
-        "unit": time.unit,
-        "a": {"n": time.a.n, "median": time.a.median},
-        "b": {"n": time.b.n, "median": time.b.median},
-        "shift": time.shift._asdict() if time.shift else None,
-        "verdict": str(time.verdict),
-        "worse": time.worse,
-        "why": time.why or None,
-    }
+def _are_traces(a: str, b: str | None) -> bool:
+    """Whether both are traces; if not, both are results.
 
-
-def describe(found: Comparison) -> str:
-    """The comparison as text a person reads."""
-    from worldswitch.report.tables import paragraphs, table, wrapped
-
-    parts = []
-    for pair in found.pairs:
-        counts = (_count_row(count) for count in pair.counts if count.a or count.b)
-        rows = [*counts, *map(_time_row, pair.times)]
-        columns = ("", "A", "B", "difference", "verdict", "why")
-        left = ("", "verdict", "why")
-        title = wrapped(_title(pair))
-        parts.append(table(columns, rows, title, left) if rows else f"{title}\nnothing that both sides measured\n")
-    parts.append(paragraphs("Only in A", map(_name, found.only_a)))
-    parts.append(paragraphs("Only in B", map(_name, found.only_b)))
-    parts.append(paragraphs("Notes", _notes(found)))
-    return "\n".join(part for part in parts if part)
-
-
-def _title(pair: Pair) -> str:
-    each = f", per {pair.a.unit}" if pair.a.unit and pair.a.unit == pair.b.unit else ""
-    if pair.compared is None:
-        return f"{_name(pair.a)}: two measurements under the same conditions{each}"
-    name = pair.compared.name
-    sides = " against ".join("none" if v is None else str(v) for v in (pair.compared.b, pair.compared.a))
-    return f"{_name(pair.a, name)}: {name} {sides}{each}"
-
-
-def _name(cell: Cell, without: str = "") -> str:
-    """What tells a cell from others, in few words."""
-    flat = cell.flat_dimensions()
-    known = [str(flat[name]) for name in _WHERE if name != without and flat.get(name) is not None]
-    changed = [
-        f"{name.removeprefix('parameters.')}={value}"
-        for name, value in flat.items()
-        if name.startswith("parameters.") and name != without and value is not None
-    ]
-    return ", ".join([*known, *changed])
-
-
-def _count_row(count: Count) -> tuple[Any, ...]:
-    reason = count.name.removeprefix(f"{BY_REASON}.")
-    return (
-        count.name if reason == count.name else f"exits, {reason}",
-        f"{count.a:,.6g}",
-        f"{count.b:,.6g}",
-        f"{count.b - count.a:+,.6g}" if count.a != count.b else "",
-        _verdict(count.verdict, count.worse),
-        count.why,
-    )
-
-
-def _time_row(time: Time) -> tuple[Any, ...]:
-    return (
-        time.name,
-        _quantity(time.a.median, time.unit),
-        _quantity(time.b.median, time.unit),
-        _shift(time),
-        _verdict(time.verdict, time.worse),
-        time.why,
-    )
-
-
-def _shift(time: Time) -> str:
-    if time.shift is None:
-        return ""
-    if not time.a.median:
-        return " to ".join(_quantity(value, time.unit) for value in (time.shift.low, time.shift.high))
-    low, mid, high = (_percent(100 * value / abs(time.a.median)) for value in time.shift)
-    return f"{mid} % ({low} to {high})"
-
-
-def _percent(value: float) -> str:
-    return f"{value:+,.0f}" if abs(value) >= 9.95 else f"{value:+.1f}" if abs(value) >= 0.95 else f"{value:+.2f}"
-
-
-def _verdict(verdict: str, worse: bool) -> str:
-    return f"{verdict} !" if worse else str(verdict)
-
-
-def _quantity(value: float, unit: str) -> str:
-    from worldswitch.units import format_ns
-
-    return format_ns(value) if unit == "ns" else f"{value:,.6g} {unit}".rstrip()
-
-
-def _notes(found: Comparison) -> Iterator[str]:
-    if any(pair.times for pair in found.pairs):
-        yield (
-            f"all intervals hold together with {100 * found.confidence:g} %, each alone with {100 * found.each:.4g} %; "
-            f"times are equal if the whole interval lies within {100 * found.margin:g} % of A"
+    Raises:
+        UsageError: One is a trace and the other a result, or there is one trace only.
+    """
+    kinds = [_is_trace(path) for path in (a, b) if path is not None]
+    if kinds[0] is not kinds[-1]:
+        names = [printable(str(path)) for path in (a, b)]
+        trace, result = names if kinds[0] else reversed(names)
+        raise UsageError(
+            f"{trace} is a trace and {result} a result: what was recorded is not compared with what was run; "
+            "give two of a kind"
         )
-        yield "A and B were measured one after the other: what else changed on the host in between is in the difference"
-    if found.worse:
-        yield "!: B is worse here, so the exit status is 1"
+    if kinds[0] and b is None:
+        raise UsageError(f"{printable(a)} is a trace; give a second one to compare it with")
+    if kinds[0] and a == b == "-":
+        raise UsageError("standard input holds one trace; give the other as a file")
+    return kinds[0]
+
+
+def _is_trace(path: str) -> bool:
+    """Whether *path* is a folder or standard input, or a file that does not begin as JSON does."""
+    if path == "-" or Path(path).is_dir():
+        return True
+    try:
+        with Path(path).open("rb") as source:
+            head = source.read(64)
+    except (OSError, ValueError):
+        return False  # whoever reads it will say what is wrong with it
+    return not head.lstrip().startswith((b"{", b"[")) and bool(head.strip())
+
+
+def _python(a: str, b: str | None, given: dict[str, object], traces: bool, tables: Path | None) -> str:
+    words = ", ".join(f"{name}={value!r}" for name, value in given.items())
+    after = "for pair in found.pairs:\n    print(pair.compared, pair.counts, pair.times)\nprint(found.worse)"
+    if traces:
+        head = "from worldswitch.trace import open_source\nfrom worldswitch.trace.compare import compare\n"
+        if tables is not None:
+            head += "from worldswitch.x86.exits import ExitTables\n"
+            words += f", tables=ExitTables.load({str(tables)!r})"
+        return f"{head}\nfound = compare(open_source({a!r}), open_source({b!r}), {words})\n{after}"
+    head = "from worldswitch.record.resultfile import load\nfrom worldswitch.stats.compare import compare\n"
+    return f"{head}\na = load({a!r})\nb = {f'load({b!r})' if b else 'a'}\nfound = compare(a, b, {words})\n{after}"

@@ -23,6 +23,20 @@ def as_json(command: F) -> F:
     return click.option("--json", "as_json", is_flag=True, help="Print JSON with stable keys.")(command)
 
 
+def as_markdown(command: F) -> F:
+    """``--markdown``: print tables as Markdown. The command needs to know nothing of it."""
+
+    def begin(context: click.Context, _: click.Parameter, asked: bool) -> None:
+        if asked:
+            from worldswitch.report.tables import markdown
+
+            context.with_resource(markdown())
+
+    return click.option(
+        "--markdown", is_flag=True, expose_value=False, callback=begin, help="Print tables as Markdown, to paste."
+    )(command)
+
+
 def as_python(command: F) -> F:
     """``--python``: print the Python that does the same, and do nothing."""
     return click.option("--python", "as_python", is_flag=True, help="Print the API calls that do the same.")(command)

@@ -21,8 +21,10 @@ _ONE_WIDE = frozenset(map(chr, range(0x20, 0x7F))) | frozenset("µ–─≠×…
 
 
 _as_markdown: ContextVar[bool] = ContextVar("as_markdown", default=False)
-_SPECIAL = re.compile(r"[\\|`*\[\]<>~]|&(?=#?\w+;)|(?<!\w)_|_(?!\w)|^(?=[#+-]|\d+[.)])")
-"""What would be markup: a line's first sign too. An underscore inside a word is none."""
+_SPECIAL = re.compile(r"[\\|`*\[\]<>~]|&(?=#?\w+;)|(?<!\w)_|_(?!\w)")
+"""What would be markup; an underscore inside a word is none."""
+_FIRST = re.compile(r"^(\d*)([.)]|#{1,6}|[+-]+|=+)(?=\s|$)")
+"""What would be markup where a line begins."""
 
 
 class _Marked(str):
@@ -41,16 +43,19 @@ def markdown() -> Iterator[None]:
         _as_markdown.reset(token)
 
 
-def escaped(text: str) -> str:
-    """*text* in one line of Markdown that shows it as it is."""
+def escaped(text: str, cell: bool = False) -> str:
+    """*text* as one line of Markdown that shows it as it is; *cell*: in a table, where no line begins."""
     if isinstance(text, _Marked):
         return text
-    return _Marked(_SPECIAL.sub(lambda one: "&amp;" if one[0] == "&" else f"\\{one[0]}", printable(text)))
+    plain = _SPECIAL.sub(lambda one: "&amp;" if one[0] == "&" else f"\\{one[0]}", printable(text))
+    return _Marked(plain if cell else _FIRST.sub(r"\1\\\2", plain))
 
 
 def _pipes(columns: Sequence[str], cells: Sequence[Sequence[str]], title: str, left: frozenset[str]) -> str:
     """The table with pipes, each column as wide as its widest cell so that it is a table in plain text as well."""
-    lines = [[escaped(cell) for cell in (*row, *[""] * (len(columns) - len(row)))] for row in (columns, *cells)]
+    lines = [
+        [escaped(cell, cell=True) for cell in (*row, *[""] * (len(columns) - len(row)))] for row in (columns, *cells)
+    ]
     widths = [max(3, *(len(line[place]) for line in lines)) for place in range(len(columns))]
     rules = [
         ":".ljust(width, "-") if name in left else "-" * (width - 1) + ":"

@@ -18,8 +18,9 @@ if TYPE_CHECKING:
 
 SEVERAL = 200
 """From this many values on a series is cut; fewer are taken as the independent runs they mostly are."""
-_MOST, _FEWEST = 64, 8
-_DEVIATIONS = 2.0
+MOST, FEWEST = 64, 8
+"""Blocks of a series."""
+_DEVIATIONS = 1.65
 """Neighbours resemble each other if their correlation is more than so many times what chance makes of it."""
 
 
@@ -61,14 +62,14 @@ def blocks(series: ArrayLike, take: Callable[[NDArray[np.float64]], NDArray[np.f
         take: What a block of values is worth: rows of shape (blocks, size) -> shape (blocks,).
     """
     data = np.asarray(series, np.float64)
-    if len(data) < 2 * _FEWEST:
+    if len(data) < 2 * FEWEST:
         return Blocks(tuple(data.tolist()), 1, True)
-    count = min(_MOST, len(data))
+    count = min(MOST, len(data))
     while True:
         size = len(data) // count
         values = take(data[: count * size].reshape(count, size))
         settled = resemblance(values) <= _DEVIATIONS / math.sqrt(count)
-        if settled or count // 2 < _FEWEST:
+        if settled or count // 2 < FEWEST:
             return Blocks(tuple(values.tolist()), size, settled)
         count //= 2
 

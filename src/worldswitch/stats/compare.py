@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from worldswitch.errors import UsageError
 from worldswitch.record.result import BY_REASON, Cell, Metric, Result, flat_counts
 from worldswitch.stats.matching import Condition, Matching, match
-from worldswitch.stats.verdicts import Judge, Side, Time, Verdict, median
+from worldswitch.stats.verdicts import ALL_EXITS, Judge, Side, Time, Verdict, median
 
 if TYPE_CHECKING:
     from worldswitch.record.result import Number
@@ -119,7 +119,8 @@ def compare(
     together = a is b or (_session(a) is not None and _session(a) == _session(b))
     timed = [list(_timed(one, other)) for one, other, _ in matched]
     each = 1 - (1 - confidence) / max(1, sum(map(len, timed)))
-    judge = Judge(confidence, each, margin, at_least, together)
+    recorded = any(cell.dimensions.get("on") == ON_TRACE for cell in a.cells)
+    judge = Judge(confidence, each, margin, at_least, together, recorded)
     times = iter(judge.times([both for pairs in timed for both in pairs]))
     pairs = tuple(
         Pair(
@@ -168,8 +169,8 @@ def _counts(one: Cell, other: Cell, margin: float) -> Iterator[Count]:
         else:
             verdict = Verdict.MORE if b > a else Verdict.FEWER
             # What exits are for may move; that there are more of them is what counts.
-            more = b > (a if exact else a * (1 + margin))
-            yield Count(name, a, b, verdict, more and name not in _NEUTRAL and not by_reason)
+            more = name not in _NEUTRAL and not by_reason if exact else name == ALL_EXITS and b > a * (1 + margin)
+            yield Count(name, a, b, verdict, b > a and more)
 
 
 def _timed(one: Cell, other: Cell) -> Iterator[tuple[Metric, Metric]]:

@@ -10,7 +10,7 @@ hold exactly for few (:mod:`worldswitch.stats.shift`, :mod:`worldswitch.stats.me
 from __future__ import annotations
 
 import enum
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -55,22 +55,24 @@ class Difference(NamedTuple):
     pairs: int = 0
 
 
-def between(a: Sequence[float], b: Sequence[float], confidence: float = 0.95) -> Difference:
+def between(a: Sequence[float], b: Sequence[float], confidence: float = 0.95, *, of_means: bool = False) -> Difference:
     """The difference of two sides of independent values.
 
     Args:
         a, b: In the order measured.
         confidence: Of the interval.
+        of_means: The difference of the means instead of the medians: where what counts is how much there is in all.
     """
     first, second = np.asarray(a, np.float64), np.asarray(b, np.float64)
     n, m = len(first), len(second)
     least = permutation.least(n, m)
-    noise = max(halves_apart(first), halves_apart(second))
+    middle, resampled = (_mean, _means) if of_means else (_middle, _medians)
+    noise = max(halves_apart(first, middle), halves_apart(second, middle))
     found = None
     if n and m and least <= 1 - confidence:
         random = np.random.default_rng(_SEED)
-        draws = _medians(second, random) - _medians(first, random)
-        found = _interval(draws, _middle(second) - _middle(first), confidence)
+        draws = resampled(second, random) - resampled(first, random)
+        found = _interval(draws, middle(second) - middle(first), confidence)
         if max(n, m) <= _FEW:
             found = _widened(found, shift(first.tolist(), second.tolist(), confidence))
     return Difference(found, permutation.two_sided(first, second), least, noise)
@@ -110,16 +112,28 @@ def gate(found: Difference, chance: float, most: float, counts: float) -> Gate |
     return None
 
 
-def halves_apart(values: Sequence[float] | NDArray[np.float64]) -> float:
-    """How far the median of the first half is from that of the second; 0 for fewer than two values."""
+def _middle(values: NDArray[np.float64]) -> float:
+    return float(np.median(values))
+
+
+def _mean(values: NDArray[np.float64]) -> float:
+    return float(values.mean())
+
+
+def halves_apart(
+    values: Sequence[float] | NDArray[np.float64], middle: Callable[[NDArray[np.float64]], float] = _middle
+) -> float:
+    """How far the median (or another *middle*) of the first half is from that of the second; 0 for fewer than two."""
     half = len(values) // 2
     if not half:
         return 0.0
-    return abs(_middle(np.asarray(values[:half])) - _middle(np.asarray(values[-half:])))
+    return abs(middle(np.asarray(values[:half])) - middle(np.asarray(values[-half:])))
 
 
-def _middle(values: NDArray[np.float64]) -> float:
-    return float(np.median(values))
+def _means(values: NDArray[np.float64], random: np.random.Generator) -> NDArray[np.float64]:
+    """Means of resamples of *values*."""
+    found: NDArray[np.float64] = values[random.integers(0, len(values), (_DRAWS, len(values)))].mean(axis=1)
+    return found
 
 
 def _medians(values: NDArray[np.float64], random: np.random.Generator) -> NDArray[np.float64]:

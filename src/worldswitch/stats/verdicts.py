@@ -32,7 +32,7 @@ class Verdict(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """One side of a time: how many independent values, and their median."""
+    """One side of a time: how many values, and the median of them, or of their blocks; of a rate, its mean."""
 
     n: int
     median: float
@@ -74,6 +74,7 @@ class Judge:
         confidence: With which all verdicts hold together; *each* is that of each interval.
         margin: Share of a's median within which a difference is none; *at_least* are the ns within which it is none.
         together: Both sides were measured in one session, so that turns may make pairs.
+        recorded: The values are those of a trace, of which even few resemble their neighbours.
     """
 
     confidence: float
@@ -81,31 +82,34 @@ class Judge:
     margin: float
     at_least: float
     together: bool
+    recorded: bool = False
 
     def times(self, several: Sequence[tuple[Metric, Metric]]) -> Iterator[Time]:
         """A verdict on each, with all others in mind."""
         from worldswitch.stats.permutation import holm
 
         found = [self._difference(a, b) for a, b in several]
-        chances = holm([one.chance for one, _ in found])
-        for (a, b), (one, settled), chance in zip(several, found, chances, strict=True):
-            yield self._time(a, b, one, settled, chance)
+        chances = holm([one.chance for one, *_ in found])
+        for (metric, _), (one, settled, sides), chance in zip(several, found, chances, strict=True):
+            yield self._time(metric, sides, one, settled, chance)
 
-    def _difference(self, a: Metric, b: Metric) -> tuple[Difference, bool]:
-        """What sets them apart; and whether the values of each side are independent as far as can be seen."""
-        from worldswitch.stats.blocks import SEVERAL, blocks
+    def _difference(self, a: Metric, b: Metric) -> tuple[Difference, bool, tuple[Side, Side]]:
+        """What sets them apart; whether the values of each are independent as far as can be seen; and the sides."""
+        from worldswitch.stats.blocks import FEWEST, SEVERAL, blocks, mean_of, median_of
         from worldswitch.stats.difference import between, of_pairs
 
         if self.together and in_pairs(a, b):
-            return of_pairs(a.values, b.values, self.each), True
-        sides = [blocks(one.values) if len(one.values) >= SEVERAL else None for one in (a, b)]
+            return of_pairs(a.values, b.values, self.each), True, (_side(a, a.values), _side(b, b.values))
+        several = 2 * FEWEST if self.recorded else SEVERAL
+        take = mean_of if a.unit == RATE else median_of
+        sides = [blocks(one.values, take) if len(one.values) >= several else None for one in (a, b)]
         first, second = (block.values if block else one.values for one, block in zip((a, b), sides, strict=True))
-        return between(first, second, self.each), all(block.settled for block in sides if block)
+        found = between(first, second, self.each, of_means=a.unit == RATE)
+        return found, all(block.settled for block in sides if block), (_side(a, first), _side(b, second))
 
-    def _time(self, a: Metric, b: Metric, found: Difference, settled: bool, chance: float) -> Time:
+    def _time(self, a: Metric, sides: tuple[Side, Side], found: Difference, settled: bool, chance: float) -> Time:
         from worldswitch.stats.difference import Gate, gate
 
-        sides = Side(len(a.values), median(a.values)), Side(len(b.values), median(b.values))
         counts = self._counts(a, sides[0])
         stopped = gate(found, chance, 1 - self.confidence, counts)
         if found.shift and -counts <= found.shift.low and found.shift.high <= counts:
@@ -145,6 +149,11 @@ class Judge:
             verdict, why = Verdict.NOT_TOLD_APART, "smaller than what the costs leave open"
         sides = Side(0, a.mid), Side(0, b.mid)
         return Time("time, from costs", "ns", *sides, found, verdict, verdict is Verdict.SLOWER, why, None, counts)
+
+
+def _side(metric: Metric, values: Sequence[float]) -> Side:
+    """The side of *metric*, whose middle is that of the independent *values* made of its own."""
+    return Side(len(metric.values), sum(values) / len(values) if metric.unit == RATE else median(values))
 
 
 def in_pairs(a: Metric, b: Metric) -> bool:
