@@ -20,6 +20,7 @@ from pathlib import Path
 import harness
 import make_tenfold
 import model
+import top
 
 from worldswitch.report.tables import table
 from worldswitch.units import format_ns, format_size
@@ -167,6 +168,7 @@ def main() -> None:
     print(table(columns, rows, "Whole processes, medians", left=("what", "against")))
     harness.main()
     model.main()
+    top.main()
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 import threading
 import time
 from collections import deque
@@ -28,13 +29,15 @@ from worldswitch.live.sampling import Sample, Source
 KEPT = 300
 """Samples a chart goes back."""
 _FIRST = 0.5
+_ABOUT = 56
 _VIEWS = {
     "vms": (columns.VM_COLUMNS, "exits", 2, "no VM runs here"),
     "vcpus": (columns.VCPU_COLUMNS, "exits", 2, "no vCPU can be told by itself here: see ! for what is missing"),
     "reasons": (columns.REASON_COLUMNS, "exits", 1, "no exits yet"),
 }
 """View -> its columns, what it is sorted by, how many columns stay, and what stands where there are no rows."""
-_COLOURS = ("#7fc8ff", "#ffc857", "#ff6b6b")
+_HEIGHTS = ("#9fd8ff", "#7fc8ff", "#63ade3", "#4d92c6", "#3d7aa9")
+"""Colours of a chart's lines, the topmost first."""
 
 
 class Chart(Static):
@@ -48,8 +51,8 @@ class Chart(Static):
         lines = chart(values, width, height)
         top = f"{title}, most {short(max(values, default=0.0))}"
         text = Text(top[:width], style="#8894a0")
-        for line in lines:
-            text.append("\n" + line, style=_COLOURS[0])
+        for place, line in enumerate(lines):
+            text.append("\n" + line, style=_HEIGHTS[min(place, len(_HEIGHTS) - 1)])
         self.update(text)
 
 
@@ -64,8 +67,8 @@ class Help(ModalScreen[None]):
         for title, lines in _HELP.items():
             text.append(f"{title}\n", style="bold #7fc8ff")
             for name, about in lines:
-                text.append(f"  {name:<13}", style="bold")
-                text.append(f"{about}\n")
+                text.append(f"  {name:<15} ", style="bold")
+                text.append(textwrap.fill(about, _ABOUT).replace("\n", "\n" + " " * 18) + "\n")
             text.append("\n")
         yield VerticalScroll(Static(text), id="box")
 
@@ -96,7 +99,7 @@ class Detail(Screen[None]):
 
     BINDINGS: ClassVar = [
         Binding("escape,q,backspace", "leave", "Back"),
-        Binding("tab", "app.focus_next", "Next table"),
+        Binding("tab", "app.focus_next", "Next"),
     ]
 
     def __init__(self, name: str) -> None:
@@ -137,17 +140,19 @@ class Detail(Screen[None]):
             return
         for name, rate in vm.rates.items():
             self.counters.setdefault(name, deque(maxlen=columns.HISTORY)).append(rate)
-        vcpus = "" if vm.vcpu_count is None else f", {vm.vcpu_count} vCPUs"
-        told = "traced" if vm.traced else "as far as statistics tell reasons; t traces them"
+        many = "" if vm.vcpu_count is None else f", {vm.vcpu_count} vCPU{'' if vm.vcpu_count == 1 else 's'}"
+        told = "reasons traced" if vm.traced else "reasons as far as statistics tell; t traces"
         line = Text(f"VM {vm.name}", style="bold #7fc8ff")
-        line.append(f"  {vm.process} ({vm.pid}){vcpus}  ", style="")
+        line.append(f"  {vm.process} ({vm.pid}){many}  ", style="")
         line.append(f"{short(vm.rates.get('exits', 0.0))} exits/s", style="bold")
         line.append(f"  {told}", style="#8894a0")
         title.update(line)
         self.query_one("#chart", Chart).draw(history, "exits a second")
         one = Rates(vm.seconds, (vm,), traced=vm.traced)
         self.query_one("#reasons", Grid).show(list(columns.reason_rows(one)))
-        self.query_one("#vcpus", Grid).show(list(columns.vcpu_rows(one)))
+        vcpus = list(columns.vcpu_rows(one))
+        self.query_one("#vcpus", Grid).show(vcpus)
+        self.query_one("#vcpus").display = bool(vcpus) or self.app.size.height >= 40
         self.query_one("#counters", Grid).show(list(columns.counter_rows(vm, self.counters)))
 
 
@@ -183,10 +188,10 @@ class Top(App[None]):
     BINDINGS: ClassVar = [
         Binding("q,ctrl+c", "quit", "Quit"),
         Binding("question_mark,h,f1", "help", "Help", key_display="?"),
-        Binding("v", "view", "VMs/vCPUs/reasons"),
+        Binding("v", "view", "View"),
         Binding("slash,f", "filter", "Filter", key_display="/"),
         Binding("p,space", "pause", "Pause"),
-        Binding("t", "trace", "Trace reasons"),
+        Binding("t", "trace", "Trace"),
         Binding("r", "record", "Record"),
         Binding("exclamation_mark", "missing", "Missing", key_display="!"),
         Binding("plus,equals_sign", "interval(-1)", "Faster", show=False),
@@ -392,6 +397,10 @@ class Top(App[None]):
         if self.screen is self.screen_stack[0]:
             self.query_one("#filter", Input).value = ""
             self._leave_filter()
+
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        """Keys of the table of all VMs are none elsewhere."""
+        return action not in ("view", "filter", "all") or self.screen is self.screen_stack[0]
 
     def action_pause(self) -> None:
         """Stop drawing new samples, or go on."""

@@ -10,9 +10,9 @@ from worldswitch.cli.top_draw import bar, short, short_bytes, sparkline
 from worldswitch.live.rates import Rates, VmRates
 
 Value = float | str | None
-QUIET, PLAIN, GOOD, WARN, BAD, NAME = "dim", "", "green", "yellow", "bold red", "cyan"
+QUIET, PLAIN, GOOD, WARN, BAD, NAME, BARS = "dim", "", "green", "yellow", "bold red", "cyan", "#5b93c4"
 _PAGE, _HUGE = 4096, 512
-_HISTORY = 12
+_HISTORY, _BAR = 12, 18
 
 
 class Row(NamedTuple):
@@ -52,7 +52,7 @@ class Column:
             return "-".rjust(self.width), QUIET
         if isinstance(value, str):
             text = value if len(value) <= self.width else value[: self.width - 1] + "…"
-            style = NAME if self.key in _NAMES else PLAIN
+            style = NAME if self.key in _NAMES else BARS if self.title == "" else PLAIN
             return (text.ljust(self.width) if self.left else text.rjust(self.width)), style
         style = self.style(value, row) if self.style else PLAIN
         text = self.write(value)[: self.width]
@@ -130,7 +130,7 @@ REASON_COLUMNS = (
     Column("reason", "reason", 26, "why the guest left", True),
     Column("exits", "exits/s", 8, "exits a second"),
     Column("share", "share", 7, "of all exits told", write=lambda value: f"{value:.1f}%"),
-    Column("bar", "", 24, "the same", True),
+    Column("bar", "", _BAR, "the same", True),
     Column("vms", "VMs", 5, "VMs that have such exits", write=lambda value: f"{value:.0f}"),
     Column("most", "most in", 13, "the VM with the most of them", True),
 )
@@ -221,7 +221,7 @@ def reason_rows(rates: Rates, only: str | None = None) -> Iterator[Row]:
         having = {name: reasons[reason] for name, reasons in by_vm.items() if reasons.get(reason)}
         yield Row(reason, {
             "reason": reason, "exits": rate, "share": 100.0 * rate / whole if whole else 0.0,
-            "bar": bar(rate / whole if whole else 0.0, 24), "vms": float(len(having)),
+            "bar": bar(rate / whole if whole else 0.0, _BAR), "vms": float(len(having)),
             "most": max(having, key=lambda name: having[name], default=None) if having else None,
         })  # fmt: skip
 

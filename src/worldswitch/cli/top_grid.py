@@ -19,11 +19,12 @@ from worldswitch.cli.top_columns import Column, Row, ordered
 _HEAD = Style.parse("bold #c8d3e0 on #2b3a4a")
 _SORTED = Style.parse("bold #101820 on #7fc8ff")
 _CURSOR = Style.parse("on #24425f")
+_GROUND = Style.parse("on #101820")
 _NEW = Style.parse("green")
 _STYLES = {
     name: Style.parse(name.replace("dim", "#66717d").replace("yellow", "#ffc857").replace("red", "#ff6b6b")
                       .replace("green", "#7bd88f").replace("cyan", "#7fc8ff") or "none")
-    for name in ("dim", "", "green", "yellow", "bold red", "cyan")
+    for name in ("dim", "", "green", "yellow", "bold red", "cyan", "#5b93c4")
 }  # fmt: skip
 
 
@@ -64,17 +65,16 @@ class Grid(Widget, can_focus=True):
         self.down = not next(one.left for one in columns if one.key == sort)
         self.aside = self.top = 0
         self.cursor: str | None = None
+        self._place, self._moved = 0, False
 
     def show(self, rows: Sequence[Row]) -> None:
-        """Show these rows, in the order chosen; the cursor stays on its row."""
+        """Show these rows, in the order chosen; the cursor stays on its row once it was moved."""
         self.rows = ordered(rows, self.sorted_by, self.down)
-        if self.cursor not in {row.key for row in self.rows}:
-            place = min(self._place, len(self.rows) - 1)
+        if not self._moved or self.cursor not in {row.key for row in self.rows}:
+            place = min(self._place if self._moved else 0, len(self.rows) - 1)
             self.cursor = self.rows[place].key if self.rows else None
         self._see_cursor()
         self.refresh()
-
-    _place = 0
 
     def _see_cursor(self) -> None:
         keys = [row.key for row in self.rows]
@@ -101,17 +101,19 @@ class Grid(Widget, can_focus=True):
             return self._heading(width)
         place = self.top + y - 1
         if not self.rows and y == 2 and self.nothing:
-            return Strip([Segment(f"  {self.nothing}"[:width].ljust(width), _STYLES["dim"])], width)
+            return Strip([Segment(f"  {self.nothing}"[:width].ljust(width), _STYLES["dim"])], width).apply_style(
+                _GROUND
+            )
         if place >= len(self.rows):
-            return Strip.blank(width)
+            return Strip.blank(width, _GROUND)
         row = self.rows[place]
         segments = []
         for column in self.shown():
             text, name = column.cell(row)
             style = _NEW if row.new and column.key == self.columns[0].key else _STYLES[name]
             segments.append(Segment(text + " ", style))
-        strip = Strip(segments).adjust_cell_length(width)
-        return strip.apply_style(_CURSOR) if row.key == self.cursor and self.has_focus else strip
+        here = row.key == self.cursor and self.has_focus
+        return Strip(segments).adjust_cell_length(width).apply_style(_CURSOR if here else _GROUND)
 
     def _heading(self, width: int) -> Strip:
         segments = []
@@ -146,7 +148,7 @@ class Grid(Widget, can_focus=True):
         place = self.top + event.y - 1
         if place < len(self.rows):
             again = self.rows[place].key == self.cursor
-            self.cursor = self.rows[place].key
+            self.cursor, self._moved = self.rows[place].key, True
             self._see_cursor()
             self.refresh()
             if again:
@@ -171,7 +173,7 @@ class Grid(Widget, can_focus=True):
     def action_move(self, by: int) -> None:
         """Move the cursor."""
         if self.rows:
-            self._place = max(0, min(len(self.rows) - 1, self._place + by))
+            self._place, self._moved = max(0, min(len(self.rows) - 1, self._place + by)), True
             self.cursor = self.rows[self._place].key
             self._see_cursor()
             self.refresh()

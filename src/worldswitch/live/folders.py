@@ -20,6 +20,8 @@ from worldswitch.errors import printable
 from worldswitch.live.permissions import ROOT, read
 from worldswitch.live.statsfd import DEBUGFS, INSTANTS, RENAMED
 
+STAND_INS = {"pf_taken": "pf_fixed"}
+"""Statistic -> what is read in its place where a kernel does not have it."""
 HISTOGRAM = "_hist"
 _NOT_NUMBERS = frozenset(("mmu_rmaps_stat",))
 _LONGEST = 64
@@ -90,8 +92,8 @@ class Folders:
         self._root = root
         self._top: int | None = None
         self._open: dict[tuple[str, int], _Folder] = {}
-        self._files: tuple[str, ...] | None = None
-        self._closed: tuple[str, ...] = ()
+        self._files: tuple[tuple[str, str], ...] | None = None
+        self._some: tuple[Collection[str], tuple[tuple[str, str], ...]] | None = None
         self.lacks: tuple[Lack, ...] = ()
 
     def read(self, wanted: Collection[str], whole: Collection[str] = ()) -> list[Reading]:
@@ -144,12 +146,10 @@ class Folders:
                 self._look(folder)
             assert self._files is not None
             counters = {}
-            for name in self._files:
-                now = RENAMED.get(name, name)
-                if whole or now in wanted:
-                    value = _value(name, folder.fd)
-                    if value is not None:
-                        counters[now] = value
+            for name, now in self._files if whole else self._chosen(wanted):
+                value = _value(name, folder.fd)
+                if value is not None:
+                    counters[now] = value
             at_ns = time.monotonic_ns()
         except OSError:
             # It has gone in between.
@@ -160,6 +160,15 @@ class Folders:
         return Reading(
             folder.name, folder.inode, folder.pid, folder.process, at_ns, counters, {}, len(folder.vcpus)
         )  # fmt: skip
+
+    def _chosen(self, wanted: Collection[str]) -> tuple[tuple[str, str], ...]:
+        """The files of the statistics wanted, and those that stand in for one this kernel does not have."""
+        if self._some is None or self._some[0] is not wanted:
+            assert self._files is not None
+            known = {now for _, now in self._files}
+            names = {*wanted, *(old for new, old in STAND_INS.items() if new in wanted and new not in known)}
+            self._some = wanted, tuple(one for one in self._files if one[1] in names)
+        return self._some[1]
 
     def _look(self, folder: _Folder) -> None:
         """Which files there are, the same for each VM, and which of them this user may open."""
@@ -174,7 +183,8 @@ class Folders:
                 closed.append(name)
             except IsADirectoryError:
                 continue
-        self._files = tuple(readable)
+        self._files = tuple((name, RENAMED.get(name, name)) for name in readable)
+        self._some = None
         self.lacks = (_closed(closed, readable),) if closed else ()
 
     def _drop(self, keys: Collection[tuple[str, int]]) -> None:

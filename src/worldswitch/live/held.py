@@ -97,8 +97,8 @@ class HeldStatistics:
         if copies:
             self._copies[pid] = copies
 
-    def read(self, pid: int) -> Held | None:
-        """What a process's files say now; None where it holds none, or no longer."""
+    def read(self, pid: int, wanted: frozenset[str] | None = None) -> Held | None:
+        """What a process's files say now, or only the statistics *wanted*; None where it holds none, or no longer."""
         copies = self._copies.get(pid)
         if copies is None:
             return None
@@ -106,7 +106,7 @@ class HeldStatistics:
         vcpus = {}
         for copy in copies:
             with suppress(OSError):
-                values = copy.file.read()
+                values = copy.file.read(wanted)
                 if copy.vcpu is None:
                     vm = values
                 else:

@@ -18,12 +18,10 @@ _LOOK_AGAIN_NS = 10 * 10**9
 """How often processes are looked through for files that were opened later."""
 
 SHOWN = frozenset((
-    "exits", "pf_taken", "pf_fixed", "pf_guest", "pf_emulate", "pf_spurious", "pf_mmio_spte_created",
-    "io_exits", "mmio_exits", "halt_exits",
-    "irq_exits", "irq_injections", "irq_window_exits", "nmi_window_exits", "notify_window_exits", "signal_exits",
-    "hypercalls", "insn_emulation", "insn_emulation_fail", "tlb_flush", "remote_tlb_flush", "halt_attempted_poll",
-    "halt_successful_poll", "halt_poll_success_ns", "halt_poll_fail_ns", "halt_wait_ns", "halt_wakeup", "nested_run",
-    "pages_4k", "pages_2m", "pages_1g", "nx_lpage_splits", "mmu_recycled", "preemption_reported",
+    "exits", "pf_taken", "io_exits", "mmio_exits", "halt_exits", "irq_exits", "irq_injections", "irq_window_exits",
+    "nmi_window_exits", "hypercalls", "insn_emulation", "insn_emulation_fail", "tlb_flush", "remote_tlb_flush",
+    "halt_attempted_poll", "halt_successful_poll", "halt_poll_success_ns", "halt_poll_fail_ns", "pages_4k", "pages_2m",
+    "pages_1g", "nx_lpage_splits",
 ))  # fmt: skip
 """The statistics that are read of every VM; all others only of those looked at closely."""
 
@@ -82,7 +80,8 @@ class Host:
         lacks = list(self._folders.lacks)
         if not found and lacks:
             found = self._processes(at_ns)
-        held = self._read_held({reading.pid for reading in found}, at_ns)
+        watched = {reading.pid for reading in found if reading.name in whole}
+        held = self._read_held({reading.pid for reading in found}, watched, at_ns)
         readings = [_joined(reading, held.get(reading.pid)) for reading in found]
         if readings and all("exits" in reading.counters for reading in readings):
             lacks = []
@@ -114,16 +113,16 @@ class Host:
             self._by_proc = vms.running(self._root) if self._root == ROOT else []
         return [Reading(str(vm.pid), 0, vm.pid, vm.name, now, {}, {}, vm.vcpus) for vm in self._by_proc]
 
-    def _read_held(self, pids: set[int], now: int) -> dict[int, Held]:
+    def _read_held(self, pids: set[int], whole: set[int], now: int) -> dict[int, Held]:
         self._held.keep_only(pids)
         self._looked = {pid: at for pid, at in self._looked.items() if pid in pids}
         found = {}
         for pid in pids:
-            held = self._held.read(pid)
+            held = self._held.read(pid, None if pid in whole else SHOWN)
             if held is None and now - self._looked.get(pid, -_LOOK_AGAIN_NS) >= _LOOK_AGAIN_NS:
                 self._looked[pid] = now
                 self._held.look(pid)
-                held = self._held.read(pid)
+                held = self._held.read(pid, None if pid in whole else SHOWN)
             if held is not None:
                 found[pid] = held
         return found

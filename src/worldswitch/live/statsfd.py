@@ -91,12 +91,21 @@ class StatisticsFile:
         self.plain = [one for one in layout(fd) if one.words == 1 and not one.boolean]
         self.start = min((one.offset for one in self.plain), default=0)
         self.size = max((one.offset for one in self.plain), default=0) + 8 - self.start
+        self._wanted: frozenset[str] | None = frozenset()
+        self._places: list[tuple[str, int, int]] = []
 
-    def read(self) -> dict[str, int]:
+    def read(self, wanted: frozenset[str] | None = None) -> dict[str, int]:
+        """All of them now, or those *wanted*."""
+        if wanted is not self._wanted:
+            self._wanted = wanted
+            self._places = [
+                (one.name, one.offset - self.start, one.offset - self.start + 8)
+                for one in self.plain
+                if wanted is None or one.name in wanted
+            ]
         data = os.pread(self.fd, self.size, self.start)
-        return {
-            one.name: int.from_bytes(data[(at := one.offset - self.start) : at + 8], "little") for one in self.plain
-        }
+        number = int.from_bytes
+        return {name: number(data[begin:end], "little") for name, begin, end in self._places}
 
 
 class Statistics(Protocol):
