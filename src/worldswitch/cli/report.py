@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -116,7 +117,8 @@ def _refuse(inputs: tuple[str, ...], output: str, as_json: bool) -> None:
 def _write(output: str, page: str) -> None:
     data = page.encode()
     if output == _STDOUT:
-        click.get_binary_stream("stdout").write(data)
+        sys.stdout.buffer.write(data)
+        sys.stdout.buffer.flush()
         return
     from worldswitch.record.whole import write_whole
 
@@ -128,8 +130,6 @@ def _write(output: str, page: str) -> None:
 
 
 def _command() -> str:
-    import sys
-
     return shlex.join(["wsw", *sys.argv[1:]]) if sys.argv[1:2] == ["report"] else ""
 
 

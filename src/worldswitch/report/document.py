@@ -91,6 +91,7 @@ class Finding:
     Attributes:
         level: ``cost``, ``warning``, ``notice`` or ``ok``.
         headline: One sentence.
+        gloss: What the words of the headline mean.
         why, remedy, rests_on: Sentences: the cause, what would remove it, and what is inferred or not told.
         numbers: Value and what it is.
         steps: What happens each time, in order; *steps_title* says how often.
@@ -103,6 +104,7 @@ class Finding:
 
     level: str
     headline: str
+    gloss: str = ""
     why: Sequence[str] = ()
     remedy: Sequence[str] = ()
     rests_on: Sequence[str] = ()

@@ -17,7 +17,7 @@ from worldswitch.units import format_ns
 COLOURS = 8
 REST = "rest"
 _DECADE = 10
-_FEW_DECADES = 2
+_FEW_DECADES = 3.3
 _TICKS_APART = 11.0
 """Least distance of ticks, in percent of the width."""
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from worldswitch.report.document import Bar, Finding, Step
-from worldswitch.report.words import capital, many, reason, share
+from worldswitch.report.words import GLOSSES, many, reason, sentence, share
 from worldswitch.units import format_ns
 
 if TYPE_CHECKING:
@@ -24,6 +24,7 @@ _FIRST, _WARNED, _COSTLY, _NOTED = 100.0, 70.0, 50.0, 20.0
 _TELLING = 0.02
 """Share of the time from which a what-if's saving is the first thing to say."""
 _SHOWN = 4
+_STOPS = "Each exit stops the guest while KVM works on the host."
 
 
 def findings(study: Study, part: str) -> list[Finding]:
@@ -35,8 +36,8 @@ def findings(study: Study, part: str) -> list[Finding]:
         best = max(answers, key=lambda answer: answer.saving_ns.mid)
         story = _Story.of(best)
         found.append(_removed(study, best, story, part))
-        told = {exits.reason for exits in (*story.refaults, *story.writes)}
-    found += [_stays(study, answer, part) for answer in study.answers if not answer.removed]
+        told = {exits.reason for exits in (*story.refaults, *story.writes, *story.kept)}
+    found += [_stays(study, answer, part) for answer in study.answers if not answer.removed and _differ(answer)]
     found += _costliest(study, told, part)
     found += _detected(study, part, churn_told=bool(answers))
     return found
@@ -92,7 +93,8 @@ def _removed(study: Study, answer: WhatIf, story: _Story, part: str) -> Finding:
     saved = share(answer.saving_ns.mid, answer.total_ns)
     low, mid, high = (format_ns(value) for value in answer.saving_ns)
     there = str(answer.after.kernel)
-    remedy = [f"{capital(why)}." for why in dict.fromkeys(exits.why for exits in (*story.refaults, *story.writes))]
+    causes = (*story.refaults, *story.writes) if story.is_churn else (*story.writes, *story.refaults)
+    remedy = [sentence(why) for why in dict.fromkeys(exits.why for exits in causes)]
     remedy.append(
         f"There {gone:,} of these {answer.exits:,} exits would not have happened: {mid} less (95 %: {low} to {high}), "
         f"{saved} of the time outside the guest."
@@ -104,17 +106,18 @@ def _removed(study: Study, answer: WhatIf, story: _Story, part: str) -> Finding:
         why = story.kept[0].why
         remedy.append(
             f"What stays: the {many(_count(story.kept), 'write')} of {story.what} themselves "
-            f"({format_ns(_ns(story.kept))}). {capital(why)}."
+            f"({format_ns(_ns(story.kept))}). {sentence(why)}"
         )
     weight = _FIRST if answer.saving_ns.mid >= _TELLING * answer.total_ns else _NOTED + 1
     return Finding(
         "cost",
         _headline(answer, story),
+        gloss=" ".join(filter(None, (GLOSSES.get(story.what, ""), _STOPS))),
         why=_why(study, answer, story),
         remedy=remedy,
         rests_on=[
-            *(f"Inferred: {text}." for text in answer.inferred),
-            *(f"Cannot be told: {text}." for text in answer.cannot_tell),
+            *(f"Inferred: {sentence(text)}" for text in answer.inferred),
+            *(f"Cannot be told: {sentence(text)}" for text in answer.cannot_tell),
         ],
         numbers=_numbers(answer, story, gone, saved),
         steps_title=f"What happens, {story.all_writes:,} times" if story.is_churn and story.all_writes else "",
@@ -186,7 +189,7 @@ def _steps(answer: WhatIf, story: _Story) -> list[Step]:
         ),
         Step(
             "KVM drops the root of its page tables" if _frees(answer) else "KVM changes to other page tables",
-            f"{capital(_host(answer))} does so at each such write.",
+            f"{_host(answer)} does so at each such write.",
             work,
         ),
         Step(
@@ -232,14 +235,19 @@ def _frees(answer: WhatIf) -> bool:
     return answer.roots is not None and answer.roots[0].freed > 0
 
 
+def _differ(answer: WhatIf) -> bool:
+    """Whether anything but the trace's own host is asked about."""
+    return answer.before != answer.after
+
+
 def _stays(study: Study, answer: WhatIf, part: str) -> Finding:
     here, there = answer.before.kernel, answer.after.kernel
     whys = list(dict.fromkeys(exits.why for exits in answer.stays))
     return Finding(
         "notice",
         f"Linux {there} would have had the same {answer.exits:,} exits as {here}, as far as the trace tells.",
-        why=[f"{capital(why)}." for why in whys[:_SHOWN]],
-        rests_on=[f"Cannot be told: {text}." for text in answer.cannot_tell],
+        why=[sentence(why) for why in whys[:_SHOWN]],
+        rests_on=[f"Cannot be told: {sentence(text)}" for text in answer.cannot_tell],
         about=study.path,
         link=f"{part}-whatif",
         weight=_NOTED,
@@ -261,7 +269,7 @@ def _costliest(study: Study, told: set[str], part: str) -> Iterator[Finding]:
             f"{share(top.total_ns, whole)} of the time outside the guest goes to {top.reason}"
             f"{' (idling aside)' if idle else ''}.",
             why=[
-                f"{capital(gloss)}." if gloss else "",
+                sentence(gloss) if gloss else "",
                 f"{many(top.count, 'exit')}, {format_ns(top.total_ns)} in all; half take less than "
                 f"{format_ns(top.p50_ns)}, "
                 f"one in a hundred more than {format_ns(top.p99_ns)}, the longest {format_ns(top.max_ns)}.",
@@ -294,8 +302,8 @@ def _detected(study: Study, part: str, churn_told: bool) -> Iterator[Finding]:
         serious = seen.id in _SERIOUS
         yield Finding(
             "warning" if serious else "notice",
-            f"{capital(DETECTORS[seen.id])}.",
-            why=[f"{capital(seen.detail)}."],
+            sentence(DETECTORS[seen.id]),
+            why=[sentence(seen.detail)],
             about=study.path,
             link=f"{part}-notes",
             weight=(_WARNED if serious else _COSTLY - 1 if seen.id == ROOT_CHURN else _NOTED) - 0.1,

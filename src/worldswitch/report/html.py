@@ -55,7 +55,14 @@ def _environment() -> Environment:
     made = Environment(
         loader=DictLoader(templates), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    made.filters |= {"data": to_data, "cell": shown, "key": sort_key, "clean": printable, "grouped": _grouped}
+    made.filters |= {
+        "data": to_data,
+        "cell": shown,
+        "key": sort_key,
+        "clean": printable,
+        "grouped": _grouped,
+        "lines": _lines,
+    }
     made.tests["numeric"] = _NUMBERS.__contains__
     return made
 
@@ -99,6 +106,11 @@ def sort_key(value: Any) -> str:
     if isinstance(value, bool):
         return "1" if value else "0"
     return repr(value) if isinstance(value, int | float) else printable(str(value))
+
+
+def _lines(text: str) -> str:
+    """*text* with its line breaks, and all else that does not show written out: what is copied is what is seen."""
+    return "\n".join(map(printable, text.split("\n")))
 
 
 def _grouped(value: int) -> str:

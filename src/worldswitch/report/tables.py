@@ -69,7 +69,17 @@ def _pipes(columns: Sequence[str], cells: Sequence[Sequence[str]], title: str, l
         for line in lines
     ]
     drawn = [f"| {' | '.join(line)} |" for line in (padded[0], rules, *padded[1:])]
-    return "\n".join([*([f"**{escaped(title)}**", ""] if title else []), *drawn, ""])
+    return "\n".join([*_heading(title), *drawn, ""])
+
+
+def _heading(title: str) -> Iterator[str]:
+    """Its first line in bold, the others below."""
+    if not title:
+        return
+    first, *others = [title] if isinstance(title, _Marked) else title.splitlines()
+    yield from (f"**{escaped(first)}**", "")
+    for line in others:
+        yield from (escaped(line), "")
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[Any]], title: str = "", left: Iterable[str] = ()) -> str:
@@ -142,7 +152,10 @@ def fields(pairs: Iterable[tuple[str, Any]]) -> str:
     """Lines of ``name  value``, names aligned; pairs whose value is None or empty are left out."""
     shown = [(name, printable(str(value))) for name, value in pairs if value not in (None, "")]
     if _as_markdown.get():
-        return "".join(f"- {escaped(name)}: {escaped(value)}\n" for name, value in shown)
+        # What has no name goes on with what was said before.
+        return "".join(
+            f"- {escaped(name)}: {escaped(value)}\n" if name else f"  {escaped(value)}\n" for name, value in shown
+        )
     width = max((len(name) for name, _ in shown), default=0)
     return "".join(f"{name:<{width}}  {value}\n" for name, value in shown)
 

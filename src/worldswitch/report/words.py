@@ -26,6 +26,16 @@ REASONS: dict[tuple[str, ...], str] = {
 }
 """Exit reasons -> what has happened."""
 
+GLOSSES: dict[str, str] = {
+    "CR0.WP": (
+        "CR0.WP is the switch with which a guest's kernel lifts the write protection of its own read-only pages; "
+        "hardened kernels flip it often."
+    ),
+    "CR4.CET": "CR4.CET switches shadow stacks on and off; a kernel that flips CR0.WP has to flip it too.",
+    "CR4.PGE": "CR4.PGE keeps global pages in the TLB; a kernel clears and sets it to flush them.",
+}
+"""A register's bit -> what it is for, in a sentence."""
+
 TERMS: dict[str, str] = {
     "exit": (
         "A VM exit (a world switch): the processor leaves the guest, KVM on the host does something, and the "
@@ -76,9 +86,20 @@ def share(part: float, whole: float) -> str:
     return f"{100 * value:.0f} %" if value >= 0.0995 or not value else f"{100 * value:.2g} %"
 
 
+def percent(value: float, sign: bool = False) -> str:
+    """A share of 1 to a tenth of a percent: ``4.1 %``, with *sign* ``+4.1 %``."""
+    tenths = round(1000 * value) / 10 + 0.0
+    return f"{tenths:+.1f} %" if sign and tenths else f"{tenths:.1f} %"
+
+
 def many(count: float, noun: str) -> str:
     """``1 exit``, ``2 exits``, ``3,000 exits``."""
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
+def sentence(text: str) -> str:
+    """With a capital first letter and a full stop."""
+    return capital(text) if text.endswith((".", "!", "?")) else f"{capital(text)}."
 
 
 def capital(text: str) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from worldswitch.report.document import Advice, Change, Finding, Part, Section
-from worldswitch.report.words import capital, many
+from worldswitch.report.words import capital, many, sentence
 
 if TYPE_CHECKING:
     from worldswitch.report.inputs import HostInput
@@ -29,7 +29,7 @@ def part(given: HostInput, ident: str) -> Part:
         lead = f"As {given.command} says. Nothing is changed by this page: copy what you want to run."
         sections.append(Section(f"{ident}-findings", "What was found", lead, advice=told))
     notes = [f"Well: {one.title} ({one.id})." for one in well]
-    notes += [f"{capital(_text(note))}." for note in _list(document.get("notes"))]
+    notes += [sentence(_text(note)) for note in _list(document.get("notes"))]
     unread = _list(document.get("unreadable"))
     notes += [f"Not read: {_text(_get(one, 'path'))}: {_text(_get(one, 'why'))}." for one in unread]
     if notes:

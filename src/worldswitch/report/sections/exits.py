@@ -48,7 +48,7 @@ def sections(study: Study, ident: str) -> Iterator[Section]:
     if hot:
         yield Section(f"{ident}-hot", "Where exits come from", figures=hot)
     if account.vcpus:
-        yield Section(f"{ident}-vcpus", "Where the time of each vCPU went", figures=[_vcpus(study, ident)])
+        yield Section(f"{ident}-vcpus", "Time of each vCPU", figures=[_vcpus(study, ident)])
 
 
 def _by_reason(study: Study, ident: str) -> Figure:

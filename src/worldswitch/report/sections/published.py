@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from worldswitch.report import draw
 from worldswitch.report.document import Column, Figure, Finding, Origin, Part, Section, Table
+from worldswitch.report.words import percent, sentence
 
 if TYPE_CHECKING:
     from worldswitch.costs.beside import Beside, Comparison
@@ -31,15 +32,15 @@ def part(names: Sequence[str], ident: str) -> Part:
     figures = [_figure(found, host, f"{ident}-{place}") for place, host in enumerate(shown)]
     lead = (
         f"{found.fit.parameters} numbers are fitted to {len(found.cells) - len(held)} of {len(found.cells)} cells; the "
-        f"{len(held)} others are predicted, {median_error(held):.1%} off in the median (the null model "
-        f"{null_median_error(held):.1%}). Cells used for the fit are named so."
+        f"{len(held)} others are predicted, {percent(median_error(held))} off in the median (the null model "
+        f"{percent(null_median_error(held))}). Cells used for the fit are named so."
     )
     reasons = {miss.what: miss.reason for miss in known.misses}
-    notes = [f"Missed: {name}: {reasons.get(name, 'no reason is given')}." for name in found.misses()]
-    notes += [f"These tables cannot tell {text}." for text in known.untold]
+    notes = [f"Missed: {name}: {sentence(reasons.get(name, 'no reason is given'))}" for name in found.misses()]
+    notes += [f"These tables cannot tell: {sentence(text)}" for text in known.untold]
     finding = Finding(
         "notice",
-        f"The model is {median_error(held):.1%} off in the median over {len(held)} published times it was not "
+        f"The model is {percent(median_error(held))} off in the median over {len(held)} published times it was not "
         "fitted to.",
         about="published tables",
         link=f"{ident}-tables",
@@ -58,7 +59,7 @@ def _figure(found: Comparison, host: Host, ident: str) -> Figure:
             f"{one.cell.row} · {one.cell.column}",
             "used for the fit" if one.cell.fit else "",
             draw.dots(_points(one, axis)),
-            f"{one.cell.seconds:g} s · model {one.model:.3g} s ({one.error:+.1%})",
+            f"{one.cell.seconds:g} s · model {one.model:.3g} s ({percent(one.error, True)})",
         )
         for one in cells
     ]

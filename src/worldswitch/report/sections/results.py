@@ -31,7 +31,7 @@ def part(given: ResultInput, ident: str) -> Part:
     sections = [*_guests(given, guests, ident), *_created(given, made, ident)]
     notes = list(dict.fromkeys(note for cell in result.cells for note in cell.notes))
     notes += [f"Cost {name}: {origin}" for name, origin in result.provenance.costs.items()]
-    sections.append(_about(given, notes, ident))
+    sections += _about(given, notes, ident)
     found = [*_told_by_guests(given, guests, ident), *_told_by_created(given, made, ident)]
     return Part(ident, "result", given.path, list(_facts(result)), sections, found)
 
@@ -208,7 +208,7 @@ def _created(given: ResultInput, cells: Sequence[Cell], ident: str) -> Iterator[
     yield Section(f"{ident}-created", "Making VMs", figures=[figure, each])
 
 
-def _about(given: ResultInput, notes: list[str], ident: str) -> Section:
+def _about(given: ResultInput, notes: list[str], ident: str) -> Iterator[Section]:
     rows = [[name, str(value)] for name, value in given.result.environment.parameters.items()]
     rows += [[name, str(value)] for name, value in given.result.environment.machine.items()]
     figure = Figure(
@@ -218,7 +218,8 @@ def _about(given: ResultInput, notes: list[str], ident: str) -> Section:
         Origin(given.path, _command(given.result), "as the machine had them"),
         Table([Column("name", "code"), Column("value", "code")], rows),
     )
-    return Section(f"{ident}-notes", "What to know", figures=[figure] if rows else [], notes=notes)
+    if rows or notes:
+        yield Section(f"{ident}-notes", "What to know", figures=[figure] if rows else [], notes=notes)
 
 
 def _told_by_guests(given: ResultInput, cells: Sequence[Cell], ident: str) -> Iterator[Finding]:

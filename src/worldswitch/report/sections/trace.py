@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from worldswitch.report import headlines
 from worldswitch.report.document import Column, Figure, Origin, Part, Section, Table
 from worldswitch.report.sections import exits, over_time, whatif
-from worldswitch.report.words import capital
+from worldswitch.report.words import capital, many
 from worldswitch.units import format_ns
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ def _facts(study: Study, meta: Meta) -> Iterator[tuple[str, str]]:
     yield "format", meta.format + (f", {meta.tool}" if meta.tool else "")
     if meta.kernel:
         yield "kernel", meta.kernel
-    host = ", ".join(filter(None, (meta.cpu_model or meta.vendor, f"{meta.cpus} CPUs" if meta.cpus else "")))
+    host = ", ".join(filter(None, (meta.cpu_model or meta.vendor, many(meta.cpus, "CPU") if meta.cpus else "")))
     if host:
         yield "host", host
     if meta.first_ns is not None and meta.last_ns is not None:

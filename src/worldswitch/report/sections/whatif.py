@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from worldswitch.report import draw
 from worldswitch.report.document import Column, Figure, Origin, Section, Table
-from worldswitch.report.words import share
+from worldswitch.report.words import sentence, share
 from worldswitch.units import format_ns
 
 if TYPE_CHECKING:
@@ -20,9 +20,9 @@ def sections(study: Study, ident: str) -> Iterator[Section]:
     figures = [_figure(study, answer, f"{ident}-whatif-{place}") for place, answer in enumerate(study.answers)]
     notes = [f"{target + ': ' if target else ''}{why}" for target, why in study.refused]
     for answer in study.answers:
-        notes += [f"Inferred: {text}." for text in answer.inferred]
-        notes += [f"Cannot be told: {text}." for text in answer.cannot_tell]
-        notes += [f"{text}." for text in answer.notes]
+        notes += [f"Inferred: {sentence(text)}" for text in answer.inferred]
+        notes += [f"Cannot be told: {sentence(text)}" for text in answer.cannot_tell]
+        notes += [sentence(text) for text in answer.notes]
         if answer.method_why:
             notes.append(f"Judged by facts, not replayed: {answer.method_why}.")
     if figures or notes:
