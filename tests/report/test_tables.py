@@ -92,7 +92,8 @@ def test_markdown_escapes_markup_and_leaves_names_alone() -> None:
 
 def test_markdown_of_the_other_parts() -> None:
     with markdown():
-        assert fields([("kernel", "6.1"), ("cpu", None)]) == "- kernel: 6.1\n"
+        assert fields([("kernel", "6.1"), ("cpu", None), ("", "more")]) == "- kernel: 6.1\n  more\n"
+        assert table(("a",), [], "T\nsource | x").startswith("**T**\n\nsource \\| x\n\n|")
         assert paragraphs("Notes", ["a|b", "word " * 40]).splitlines()[:3] == ["**Notes**", "", r"- a\|b"]
         assert paragraphs("Notes", []) == ""
         assert table(("a",), [["1"]], wrapped("*T*")).startswith("**\\*T\\***\n\n| "), "escaped once"

@@ -25,13 +25,14 @@ EVERY = 100_000
 def trace(durations: np.ndarray, reason: int = IO, isa: int = VMX, every: int = EVERY, **meta: Any) -> Trace:
     """Exits of one vCPU at equal distances, each as long as told."""
     n = len(durations)
-    time = np.empty(2 * n, np.int64)
-    time[0::2] = 1000 + np.arange(n) * every
-    time[1::2] = time[0::2] + durations.astype(np.int64)
-    order = np.tile(np.array([0, 1], np.uint16), n)
-    ones = np.ones(2 * n, np.int32)
+    time = np.empty(2 * n + 1, np.int64)
+    time[0] = 500  # without an entry before it, an exit is not counted, as perf kvm stat does not
+    time[1::2] = 1000 + np.arange(n) * every
+    time[2::2] = time[1::2] + durations.astype(np.int64)
+    order = np.append(np.uint16(1), np.tile(np.array([0, 1], np.uint16), n))
+    ones = np.ones(2 * n + 1, np.int32)
     exits = {"exit_reason": np.full(n, reason, np.uint32), "isa": np.full(n, isa, np.uint32)}
-    tables = ({**exits, "vcpu_id": np.zeros(n, np.uint32)}, {"vcpu_id": np.zeros(n, np.uint32)})
+    tables = ({**exits, "vcpu_id": np.zeros(n, np.uint32)}, {"vcpu_id": np.zeros(n + 1, np.uint32)})
     batch = Batch(("kvm_exit", "kvm_entry"), order, time, ones, ones, ones, tables)
     about = {"kernel": "6.1.0 x", "clock": "mono", "events": {"kvm_exit": n, "kvm_entry": n}, **meta}
     return Trace([batch], Meta(**about))

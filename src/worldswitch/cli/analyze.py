@@ -27,6 +27,7 @@ SHOWN = 20
 @options.exit_tables
 @click.option("--fail-on", "fail_on", multiple=True, metavar="DETECTOR", help="Exit with 1 if it saw something.")
 @options.as_json
+@options.as_markdown
 @options.as_python
 def analyze(
     traces: tuple[str, ...],

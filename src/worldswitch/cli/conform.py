@@ -39,6 +39,7 @@ _DEFAULT_MMUS = ("default", "shadow")
 @click.option("-o", "--output", metavar="FILE", type=click.Path(path_type=Path), help="Add the rows to this table.")
 @click.option("--table", metavar="FILE", type=click.Path(path_type=Path), help="Print a table and run nothing.")
 @options.as_json
+@options.as_markdown
 @options.as_python
 def conform(as_json: bool, as_python: bool, **given: Any) -> int:
     """Run programs on the model and on real KVM in the lab: equal, or a named difference.

@@ -70,6 +70,7 @@ class _Outcome:
 @click.option("--cgroup", metavar="PATH", help="create-vm: make them in this cgroup.")
 @conditions.options
 @options.as_json
+@options.as_markdown
 @options.as_python
 @click.pass_context
 def run(

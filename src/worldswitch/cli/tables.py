@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 @click.argument("name", required=False, metavar="[NAME]")
 @click.option("--check", is_flag=True, help="Exit status 1 if something is wrong that is not listed with a reason.")
 @options.as_json
+@options.as_markdown
 @options.as_python
 def tables(name: str | None, check: bool, as_json: bool, as_python: bool) -> int:
     """Show published measurements beside what the model predicts, all of them or only table NAME.

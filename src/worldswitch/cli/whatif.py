@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     "--set", "settings", multiple=True, metavar="NAME=VALUE", help="A setting there, such as kvm_intel.ept=0."
 )
 @options.as_json
+@options.as_markdown
 @options.as_python
 def whatif(
     trace: str, from_: str | None, to: str | None, settings: tuple[str, ...], as_json: bool, as_python: bool
