@@ -13,6 +13,7 @@ from worldswitch.guest.image import MAX_VALUES
 from worldswitch.guest.layout import WINDOWS
 from worldswitch.guest.operations import Operation
 from worldswitch.guest.program import Handler, Layout, Mode, Pages, Program, ProgramError, Space, State, Vcpu
+from worldswitch.x86.registers import CR4, bit_mask
 
 PAE = State(efer=0x800)
 FLAT = State(0x11, 0, 0)
@@ -280,3 +281,11 @@ def test_features_of_operations_and_pages() -> None:
     assert "la57" in features(make(ops.WriteCr(4, value=0x1020)))
     assert "svm" in features(make(ops.WriteMsr(0xC0000080, 0x1D00)))
     assert features(make(features=frozenset({"x2apic"}))) == {"nx", "x2apic"}
+
+
+def test_either_feature_makes_cet_available() -> None:
+    """SDM volume 3, 2.5: CR4.CET can be set if CPUID has CET_SS or CET_IBT."""
+    with_cet = State(cr4=bit_mask(CR4, "PAE", "CET"))
+    assert features(make(state=with_cet)) == {"nx", "shstk"}
+    assert features(make(state=with_cet, features=frozenset({"ibt"}))) == {"nx", "ibt"}
+    assert features(make(state=with_cet, features=frozenset({"ibt", "shstk"}))) == {"nx", "ibt", "shstk"}

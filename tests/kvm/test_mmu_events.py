@@ -49,7 +49,7 @@ def _comparable(field: tuple[str, Any]) -> tuple[str, Any]:
     qualification); Bochs, under which vmx-5.10-lab was recorded, has them as writes alone."""
     name, value = field
     if name == "cr2_or_gpa":
-        return name, value >> 12  # the model fetches a page of code at the start of what it runs of it
+        return name, value >> 12  # what follows MOV to CR0 is fetched where it lies, by the model with what comes next
     return (name, 6) if name == "error_code" and value == 2 else field
 
 

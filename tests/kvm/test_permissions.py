@@ -7,7 +7,7 @@ from itertools import product
 
 import pytest
 
-from worldswitch.kvm.permissions import PK, Controls, F, P, Permissions, U, W, bitmap, pkru_mask
+from worldswitch.kvm.permissions import PK, Controls, F, NestedEpt, P, Permissions, U, W, bitmap, pkru_mask
 from worldswitch.kvm.policy import Policy
 from worldswitch.x86 import access
 from worldswitch.x86.paging import KEY_SHIFT, NO_EXECUTE, PRESENT, USER, WRITABLE
@@ -39,6 +39,23 @@ def _controls(bits: str) -> Controls:
 def test_check_vectors(kernel: str, bits: str, expected: str) -> None:
     """Rule permission-bitmap."""
     assert bitmap(Policy.of(kernel), _controls(bits)) == tuple(int(word, 16) for word in expected.split())
+
+
+EPT_NARROW = "00 33 0f 3f 00 33 0f 3f 55 77 5f 7f 55 77 5f 7f"
+EPT_WIDE = "5555 3333 5555 3333 5555 3333 5555 3333 00ff 33ff 00ff 33ff 00ff 33ff 00ff 33ff"
+# Fetches with U are judged by bit 2 (XU), those without by bit 3 (XS); all else is as without MBEC.
+EPT_MBEC = "5555 3333 5555 3333 5555 3333 5555 3333 00ff 33ff 0f0f 3f3f 00ff 33ff 0f0f 3f3f"
+
+
+@pytest.mark.parametrize(
+    ("kernel", "mbec", "expected"),
+    [(k, mbec, EPT_NARROW) for k in ("5.10", "6.1", "6.12") for mbec in (False, True)]
+    + [(k, False, EPT_WIDE) for k in ("7.2", "7.3")]
+    + [(k, True, EPT_MBEC) for k in ("7.2", "7.3")],
+)
+def test_check_vectors_of_nested_ept(kernel: str, mbec: bool, expected: str) -> None:
+    """Rule permission-bitmap. The 8-bit form is that of a guest with WP and NX alone, U standing for R."""
+    assert bitmap(Policy.of(kernel), NestedEpt(mbec)) == tuple(int(word, 16) for word in expected.split())
 
 
 def test_the_pkru_mask() -> None:

@@ -108,6 +108,21 @@ def test_sysenter_takes_any_address_on_amd() -> None:
         assert _faults(run(_program(*body), Policy.of(kernel), 1)) == [(13, 0), (13, 0)]
 
 
+@pytest.mark.parametrize(("cr4", "refused"), [(0x20, [True, True]), (0x1020, [False, True])])
+def test_five_level_paging_has_wider_addresses(cr4: int, refused: list[bool]) -> None:
+    """56 bits of address and their sign are canonical under CR4.LA57 (SDM volume 1, 3.3.7.1), 57 are not."""
+    for address, expected in zip((1 << 55, 1 << 56), refused, strict=True):
+        body = (WriteMsr(0xC0000082, address), Invpcid(0, va=address))
+        got = run(_program(*body, state=State(cr4=cr4)), Policy.of("6.12", "intel"), 1)
+        assert _faults(got) == [(13, 0), (13, 0)] * expected
+
+
+def test_a_kept_read_that_faults_leaves_the_zero_that_was_there() -> None:
+    """The result area is zero at first, and a read that faults stores nothing into it."""
+    got = run(_program(Load(VA + 0x1000, keep=True)), Policy.of("6.12"), 1)
+    assert _value(got, 0) == 0
+
+
 def test_lmsw_and_clts_change_their_bits() -> None:
     for kernel, cpu, mmu in EVERY:
         got = run(_program(Lmsw(0xF), ReadCr(0, True), Clts(), ReadCr(0, True)), Policy.of(kernel, cpu, mmu), 1)

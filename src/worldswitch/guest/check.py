@@ -88,7 +88,10 @@ def check(program: Program) -> None:
 
 
 def features(program: Program) -> frozenset[str]:
-    """CPUID features the entry state, the pages and the operations need, by their lower-case names."""
+    """CPUID features the entry state, the pages and the operations need, by their lower-case names.
+
+    CR4.CET needs shstk, unless the program itself names ibt alone.
+    """
     found = set(program.features)
     for register, value in ((CR4, program.state.cr4), (EFER, program.state.efer)):
         found |= _features_of_bits(register, value)
@@ -96,6 +99,8 @@ def features(program: Program) -> frozenset[str]:
         found.add("pdpe1gb")
     for place in places(program):
         found |= _features_of(place.operation)
+    if "ibt" in program.features and "shstk" not in program.features:
+        found.discard("shstk")  # either of them makes CR4.CET available: SDM volume 3, 2.5
     return frozenset(found)
 
 

@@ -77,10 +77,10 @@ def exists(features: frozenset[str], msr: int) -> bool:
     depends=("cet-virtualized",),
     tested="tests/kvm/test_cet.py::test_values_that_kvm_refuses",
 )
-def refuses(features: frozenset[str], msr: int, value: int) -> bool:
+def refuses(features: frozenset[str], msr: int, value: int, bits: int = 48) -> bool:
     """Whether a write that KVM judges gets #GP: one that exits, or KVM_SET_MSRS; the register exists."""
     if msr not in _CONTROLS:
-        return not canonical(value) or (msr != _TABLE and bool(value & 3))
+        return not canonical(value, bits) or (msr != _TABLE and bool(value & 3))
     forbidden = CONTROL_RESERVED
     if SHSTK not in features:
         forbidden |= SHADOW_STACK_BITS

@@ -15,7 +15,7 @@ cdef class Guest:
     cdef readonly list log
     cdef readonly dict values
     cdef readonly int64_t faults, retries, period
-    cdef uint64_t believed_cr0, believed_cr4, _gdt, _idt, _stack
+    cdef uint64_t believed_cr0, believed_cr4, _gdt, _idt, _stack, _word
     cdef int64_t _index, _pass
     cdef bint _whole, _in_fix, _user, _skips_soft
     cdef object _tables
@@ -40,7 +40,7 @@ cdef class Guest:
     cdef _round_trip(self, Step block, tuple body)
     cdef bint _handled(self, fault, Step step, bint user, bint retried) except -1
     cdef int _interrupt(self, int vector) except -1
-    cdef int _descriptors(self) except -1
+    cdef int _descriptors(self, int selector=*) except -1
     cdef int _variables(self) except -1
     cdef int _push(self, int words) except -1
     cdef int _pop(self) except -1

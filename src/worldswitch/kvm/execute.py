@@ -12,10 +12,12 @@ from typing import Any
 
 from worldswitch.guest import image as layout
 from worldswitch.guest import operations as ops
+from worldswitch.guest.context import CODE, USER_CODE, USER_DATA
 from worldswitch.guest.image import Fault, Image
 from worldswitch.guest.layout import BARRIER, WINDOWS
 from worldswitch.guest.paths import vcpu_places
 from worldswitch.guest.program import Program
+from worldswitch.kvm import fault_log
 from worldswitch.kvm import register_writes as writes
 from worldswitch.kvm.effects import Before
 from worldswitch.kvm.instruction_sites import rip_of
@@ -79,7 +81,7 @@ class Guest:
         self.believed_cr0, self.believed_cr4 = self.entry.cr0, self.entry.cr4
         self.faults = self.retries = 0
         self.log: list[Fault] = []
-        self.values: dict[str, int] = {}
+        self.values: dict[str, int] = dict.fromkeys(self.entry.keeps, 0)
         self._index = self._pass = 0
         self._in_fix = self._user = False
         self._skips_soft = emulates_soft_interrupt(machine.policy, machine.host.next_rip)
@@ -100,7 +102,7 @@ class Guest:
             self._handlers[handler.vector] = Handling(handler, fix, pieces.code(path), pieces.code(f"{path} after"))
         self._operands = pieces.operands()
         self._gdt, self._idt = (0, 0) if self.bare else (self.entry.gdt[0], self.entry.idt[0])
-        self._stack = self.entry.rsp
+        self._stack, self._word = self.entry.rsp, 8 if self.is_long else 4
         self.period = max([getattr(place.operation, "span", 1) for place in vcpu_places(number, vcpu)], default=1)
 
     @property
@@ -122,12 +124,13 @@ class Guest:
         self.m.enter()
         self.m.fetch(self.entry.rip)
         if not self.is_long:
-            self._descriptors()  # for DS and ES
+            self._descriptors(USER_DATA)  # for DS and ES
 
     def begin_passes(self) -> None:
         """Between set-up and the first pass."""
         if self.entry.area is not None:
-            self.m.load(self._area(layout.N), 8)
+            if self.is_long:
+                self.m.load(self._area(layout.N), 8)
             self._touch_area(layout.TSC_START)
 
     def passes(self, steps: tuple[Step, ...], first: int, end: int) -> None:
@@ -181,22 +184,17 @@ class Guest:
 
     def state(self) -> tuple[object, ...]:
         """What the program's own registers hold, as one value to compare; and which page the log of faults is at."""
-        page = _log_page(self.faults) if self.faults < layout.MAX_FAULTS else -1
+        page = fault_log.page_of(self.faults) if self.faults < layout.MAX_FAULTS else -1
         return self.believed_cr0, self.believed_cr4, page, tuple(sorted(self.values.items()))
 
     def log_room(self) -> int:
         """How many more faults can be logged on the page of the last, or at all once the log is full."""
-        if self.faults >= layout.MAX_FAULTS:
-            return 1 << 62
-        end = (_log_page(self.faults - 1) + 1) * PAGE - layout.FAULT_LOG
-        return max(0, min(end // layout.FAULT.size, layout.MAX_FAULTS) - self.faults)
+        return fault_log.room(self.faults)
 
     def repeat_faults(self, faults: int, retries: int, times: int) -> None:
         """Count the last *faults* exceptions and *retries* again, *times* times."""
-        if self.faults == len(self.log) and faults:
-            recent = self.log[-faults:]
-            self.log += recent * min(times, -(-(layout.MAX_FAULTS - len(self.log)) // faults))
-            del self.log[layout.MAX_FAULTS :]
+        if self.faults == len(self.log):
+            fault_log.repeat(self.log, faults, times)
         self.faults += faults * times
         self.retries += retries * times
 
@@ -270,7 +268,7 @@ class Guest:
             self.m.store(va, step.value, step.size, user)
         else:
             # The address to return to goes onto the stack.
-            self.m.translate(self._stack + PAGE - 8 if user else self._stack - 8, _WRITE, user)
+            self.m.translate(self._stack + (PAGE if user else 0) - self._word, _WRITE, user)
             if self.m.emulating:
                 self._refuse_emulated_stack()
             self.m.fetch(va, user)
@@ -298,7 +296,7 @@ class Guest:
         """To CPL 3 by IRET, and back by INT3, which KVM leaves to the guest."""
         self.m.fetches(block.code)
         self._push(5)
-        self._descriptors()
+        self._descriptors(USER_CODE)
         for step in body:
             if self._attempt(step, True):
                 continue
@@ -306,7 +304,7 @@ class Guest:
                 return  # what faults alone at CPL 3 is resumed behind the way back
             self.m.fetches(block.code)
             self._push(5)
-            self._descriptors()
+            self._descriptors(USER_CODE)
         for address in block.user_code[-1:]:
             self.m.fetch(address, True)
         self._call_gate()
@@ -331,8 +329,8 @@ class Guest:
             self.log.append(Fault(step.path, fault.vector, fault.code, fault.cr2, rip))
             entry = layout.FAULT_LOG + layout.FAULT.size * number
             self._touch_area(entry)
-            if _log_page(number) != entry // PAGE:
-                self._touch_area(_log_page(number) * PAGE)
+            if fault_log.page_of(number) != entry // PAGE:
+                self._touch_area(fault_log.page_of(number) * PAGE)
         self._touch_area(layout.FAULTS)
         if handling is None or self._in_fix or (handling.handler.retry and retried):
             self._skip()
@@ -360,7 +358,7 @@ class Guest:
 
     def _interrupt(self, vector: int) -> None:
         """Through the gate of a vector: IDT, TSS and GDT lie on one page; then the stack, and the code."""
-        self.m.translate(self._idt + 16 * vector, _READ, False)
+        self.m.translate(self._idt + 2 * self._word * vector, _READ, False)
         self._descriptors()
         self._push(5)
         self.m.injects_again = False
@@ -372,15 +370,15 @@ class Guest:
         self._interrupt(3)
         self._pop()
 
-    def _descriptors(self) -> None:
-        self.m.translate(self._gdt, _READ, False)
+    def _descriptors(self, selector: int = CODE) -> None:
+        self.m.translate(self._gdt + (selector & ~7), _READ, False)
 
     def _variables(self) -> None:
         """The handler's variables, on the page of the descriptors."""
         self.m.translate(self._gdt, _WRITE, False)
 
     def _push(self, words: int) -> None:
-        self.m.translate(self._stack - 8 * words, _WRITE, False)
+        self.m.translate(self._stack - self._word * words, _WRITE, False)
         if self.m.emulating:
             self._refuse_emulated_stack()
 
@@ -388,7 +386,7 @@ class Guest:
         raise NotModelled(f"{self.program.name}: its stack lies in a page table")
 
     def _pop(self) -> None:
-        self.m.translate(self._stack - 8, _READ, False)
+        self.m.translate(self._stack - self._word, _READ, False)
 
     def _area(self, offset: int) -> int:
         assert self.entry.area is not None

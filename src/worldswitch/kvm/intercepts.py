@@ -160,3 +160,22 @@ def emulates_soft_interrupt(policy: Policy, next_rip: bool) -> bool:
 def violation_exit(policy: Policy) -> Reason:
     """The exit of an access to guest memory that is not mapped: EPT violation or nested page fault."""
     return VIOLATION if policy.vendor is Vendor.INTEL else NPF
+
+
+def violation_code(policy: Policy, kind: int, table: bool) -> int:
+    """What that exit says of the access: the exit qualification, EXITINFO1, or the error code of the page fault.
+
+    A walk of the guest's tables reads and writes them, for A and D. NPT takes every access for one of a user.
+    Sources: SDM volume 3, table 28-7 "Exit Qualification for EPT Violations", with 29.3.3.2 for accesses to tables;
+    the APM volume 2, 15.25.6 "Nested versus Guest Page Faults, Fault Ordering".
+
+    Args:
+        policy: The host.
+        kind: READ, WRITE or FETCH.
+        table: The walk of the guest's tables makes the access.
+    """
+    if not policy.tdp:
+        return (0, 2, 0x10)[kind]
+    if policy.vendor is Vendor.INTEL:
+        return 0x83 if table else 0x180 | 1 << kind
+    return 0x2_0000_0006 if table else 0x1_0000_0004 | (0, 2, 0x10)[kind]

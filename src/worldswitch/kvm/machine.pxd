@@ -24,7 +24,7 @@ cdef class Machine(Switch):
     cdef _fault_code(self, uint64_t va, int kind, bint user)
     @cython.locals(place=uint64_t, entry=uint64_t, wanted=uint64_t)
     cdef uint64_t _mark(self, uint64_t va, bint write) except? 1
-    cdef _reach(self, uint64_t gfn, uint64_t gpa, bint fetch, bint table)
+    cdef _reach(self, uint64_t gfn, uint64_t gpa, int kind, bint table)
     @cython.locals(rights=int, span=int)
     cdef Translation _walk_shadow(self, uint64_t va, int kind, bint user)
     @cython.locals(gpa=uint64_t, high=uint64_t, first=int)

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from worldswitch.errors import UsageError
 from worldswitch.kvm.guest_walk import Walk, walk
-from worldswitch.kvm.intercepts import exception_exit, violation_exit
+from worldswitch.kvm.intercepts import exception_exit, violation_code, violation_exit
 from worldswitch.kvm.mmu_events import fault_begins, page_mapped
-from worldswitch.kvm.permissions import RSVD, P, W
+from worldswitch.kvm.permissions import RSVD, P, U, W
 from worldswitch.kvm.policy import Mmu, Vendor
 from worldswitch.kvm.shadow import EMULATE, FIXED, INVALID
 from worldswitch.kvm.switch import Switch
@@ -94,7 +94,7 @@ class Machine(Switch):
         one = self.tlb.find(gfn)
         if one is None or (kind == _FETCH and not one.rights & _MAY_H):
             if not self.tdp.tree.allows(gfn, kind == _FETCH):  # type: ignore[union-attr]
-                self._reach(gfn, va, kind == _FETCH, False)
+                self._reach(gfn, va, kind, False)
             executable = _MAY_H if self.tdp.tree.allows(gfn, True) else 0  # type: ignore[union-attr]
             self.tlb.keep(gfn, Translation(gfn, _MAY_W | _MAY_X | _IS_D | executable))
         return va
@@ -126,7 +126,7 @@ class Machine(Switch):
         while True:
             place = table + 8 * (va >> 12 + 9 * (level - 1) & 511)
             if not self.tdp.tree.allows(place >> 12, False):  # type: ignore[union-attr]
-                self._reach(place >> 12, place, False, True)
+                self._reach(place >> 12, place, _WRITE, True)
             entry = self.memory.word(place)
             every &= entry
             some |= entry
@@ -147,7 +147,7 @@ class Machine(Switch):
         below = (1 << span) - 1
         gfn = (entry & _ADDRESS) >> 12 & ~below | va >> 12 & below
         if not self.tdp.tree.allows(gfn, kind == _FETCH):  # type: ignore[union-attr]
-            self._reach(gfn, gfn << 12 | va & 0xFFF, kind == _FETCH, False)
+            self._reach(gfn, gfn << 12 | va & 0xFFF, kind, False)
         rights |= _IS_D if entry & _D else 0
         rights |= _MAY_H if self.tdp.tree.allows(gfn, True) else 0  # type: ignore[union-attr]
         return Translation(gfn, rights, 12 + span, entry & _G != 0)
@@ -180,13 +180,14 @@ class Machine(Switch):
                 self.memory.set_word(place, wanted)
         return wanted
 
-    def _reach(self, gfn: int, gpa: int, fetch: bool, table: bool) -> None:
-        """Make a frame reachable that is not: an exit."""
+    def _reach(self, gfn: int, gpa: int, kind: int, table: bool) -> None:
+        """Make a frame reachable that is not: an exit; *table*: the walk of the guest's tables needs it."""
+        fetch = kind == _FETCH
         assert self.tdp is not None
         self.mmu_calls += 1
         if not self.backing.exists(gfn):
             raise NotModelled(f"the guest reaches {gpa:#x}, where it has no memory; the model has no devices")
-        code = self._violation_code(fetch, table)
+        code = violation_code(self.policy, kind, table)
         reason = exception_exit(self.policy, PF)
         if self.policy.tdp or reason is None:
             self.exit(violation_exit(self.policy), code, 0 if self.policy.vendor is Vendor.INTEL else gpa)
@@ -214,19 +215,11 @@ class Machine(Switch):
         self.events += page_mapped(self.policy, self.host, self.now, gfn, mapped.level, executable, tables, besides)
         return mapped
 
-    def _violation_code(self, fetch: bool, table: bool) -> int:
-        """Exit qualification, or EXITINFO1: what was done. The walk itself writes, for A and D."""
-        if not self.policy.tdp:
-            return 0x10 if fetch else 0  # of a write no one asks here
-        if self.policy.vendor is Vendor.INTEL:
-            return 0x4 if fetch else 0x83 if table else 0x181
-        return (0x1_0000_0000 | 0x14 if fetch else 0x2_0000_0006) if fetch or table else 0x1_0000_0004
-
     def _page_fault_event(self, address: int, code: int) -> None:
         if self.events is not None:
-            self.event(
-                "kvm_page_fault", {"vcpu_id": self.number, "fault_address": address, "error_code": code & 0xFFFF_FFFF}
-            )
+            # The field had 32 bits before the event said which vCPU.
+            shown = code if self.policy.has("trace-page-fault-vcpu") else code & 0xFFFF_FFFF
+            self.event("kvm_page_fault", {"vcpu_id": self.number, "fault_address": address, "error_code": shown})
 
     def _walk_shadow(self, va: int, kind: int, user: bool) -> Translation:
         assert self.shadow is not None

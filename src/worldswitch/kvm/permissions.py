@@ -28,6 +28,16 @@ class Controls(NamedTuple):
     nx: bool
 
 
+class NestedEpt(NamedTuple):
+    """What the bitmap for L1's EPT tables is made of: no control register counts.
+
+    Attributes:
+        mbec: L1 has mode-based execute control on; kernels that do not know it ignore it.
+    """
+
+    mbec: bool = False
+
+
 @rule(
     id="permission-bitmap",
     sentence="KVM precomputes which accesses fault for which rights; entries have 8 bits, or 16 where it knows MBEC.",
@@ -37,9 +47,14 @@ class Controls(NamedTuple):
     since="5.4",
     tested="tests/kvm/test_permissions.py::test_check_vectors",
 )
-def bitmap(policy: Policy, controls: Controls) -> tuple[int, ...]:
-    """The 16 entries for legacy (non-EPT) page tables (mmu.c, update_permission_bitmask)."""
+def bitmap(policy: Policy, controls: Controls | NestedEpt) -> tuple[int, ...]:
+    """The 16 entries for a guest's page tables, or for the EPT tables it has for a guest of its own.
+
+    With those the rights are to read, write and execute (mmu.c, update_permission_bitmask).
+    """
     wide = policy.has("mbec-gmet")
+    if isinstance(controls, NestedEpt):
+        return tuple(_ept_entry(index << 1, wide, controls.mbec) for index in range(16))
     return tuple(_entry(index << 1, controls, wide) for index in range(16))
 
 
@@ -66,6 +81,17 @@ def _faults(code: int, rights: int, readable: bool, controls: Controls) -> bool:
         if controls.smap and not fetch and not code & RSVD:
             return True
     return not readable and not writes and not fetch
+
+
+def _ept_entry(code: int, wide: bool, mbec: bool) -> int:
+    """In the 8-bit form the place of U says R, and reads are asked for as accesses with U."""
+    entry = 0
+    for place in range(16 if wide else 8):
+        executable = place & (U_RIGHT if mbec and code & U else 8) if wide else place & X_RIGHT
+        readable = place & 1 or code & (W | F) if wide else place & U_RIGHT or not code & U
+        faults = (code & W and not place & W_RIGHT) or (code & F and not executable) or not readable
+        entry |= bool(faults) << place
+    return entry
 
 
 @rule(

@@ -269,7 +269,7 @@ def invpcid(m: Machine, kind: int, pcid: int, va: int) -> None:
         GuestFault: #GP.
     """
     needs_pcide = kind in (0, 1) and pcid and not m.cr4 & _PCIDE
-    refused = kind > 3 or pcid >> 12 or needs_pcide or (kind == 0 and not canonical(va))
+    refused = kind > 3 or pcid >> 12 or needs_pcide or (kind == 0 and not canonical(va, m.linear_bits))
     reason = instruction_exit(m.policy, "invpcid")
     if reason is not None:
         m.exit(reason)
@@ -339,7 +339,7 @@ def write_msr(m: Machine, msr: int, value: int) -> None:
         _after(m, efer_written(m.policy, m.efer, value))
         m.efer = value & ~_LMA | m.efer & _LMA
         m.mode_changed()
-    elif msr in _SYSENTER and not canonical(value):
+    elif msr in _SYSENTER and not canonical(value, m.linear_bits):
         m.msrs.pop(msr, None)  # what is left of it is the processor's choice
     else:
         m.msrs[msr] = value
@@ -395,11 +395,14 @@ def _refuses(m: Machine, msr: int, value: int, by_kvm: bool) -> bool:
     if not _exists(m.policy, msr):
         return True
     if msr in CET_MSRS:
-        return refuses(m.policy.cet, msr, value) if by_kvm else refuses_cet(msr, value, m.policy.vendor is Vendor.INTEL)
+        bits = m.linear_bits
+        if by_kvm:
+            return refuses(m.policy.cet, msr, value, bits)
+        return refuses_cet(msr, value, m.policy.vendor is Vendor.INTEL, bits)
     if msr == EFER:
         return bool(value & ~_KNOWN_EFER[m.policy.vendor] or (value ^ m.efer) & _LME)
     if msr == MSRS["PAT"]:
         return any(value >> shift & 0xFF not in _MEMORY_TYPES for shift in range(0, 64, 8))
     if msr in _SYSENTER and m.policy.vendor is Vendor.AMD:
         return False  # 32 bits wide there; KVM makes what it intercepts canonical
-    return msr in _ADDRESSES and not canonical(value)
+    return msr in _ADDRESSES and not canonical(value, m.linear_bits)

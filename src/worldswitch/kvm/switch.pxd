@@ -9,7 +9,7 @@ from worldswitch.x86.verdicts cimport Verdicts
 cdef uint64_t _WP, _LA57, _SMEP, _SMAP, _PKE, _NXE
 
 cdef class Switch:
-    cdef readonly object policy, host, shadow, vm
+    cdef readonly object policy, host, shadow, vm, retries
     cdef readonly int number
     cdef readonly bint flat
     cdef readonly Backing backing

@@ -136,6 +136,15 @@ class Switch:
         if self._permissions is None:
             self._permissions = self._of_registers(permissions)
         c = self.controls
+    @property
+    def linear_bits(self) -> int:
+        """Bits of a canonical address.
+
+        For WRMSR it is the processor that says how many, not CR4.LA57 (SDM volume 1, 3.3.7.1); here it has 5-level
+        paging if the guest has it on.
+        """
+        return 57 if self.cr4 & _LA57 else 48
+
         return Walker(self.cr3 & ADDRESS, self.levels, c, self._permissions, c.nxe or c.smep)
 
     def _of_registers(self, rule: Callable[[Policy, Registers], T]) -> T:

@@ -98,20 +98,21 @@ LEGACY_BITMAP = -1 << 12 & (1 << 64) - 1
 _SSP = frozenset(MSRS[f"PL{ring}_SSP"] for ring in range(4))
 
 
-def canonical(value: int) -> bool:
-    """Whether *value* is an address that 48 bits reach."""
-    return value >> 47 in (0, (1 << 17) - 1)
+def canonical(value: int, bits: int = 48) -> bool:
+    """Whether *value* is an address that *bits* bits reach: 57 with 5-level paging, else 48."""
+    return value >> bits - 1 in (0, (1 << 65 - bits) - 1)
 
 
-def refuses_cet(msr: int, value: int, branch_tracking: bool = True) -> bool:
+def refuses_cet(msr: int, value: int, branch_tracking: bool = True, bits: int = 48) -> bool:
     """Whether the processor itself answers WRMSR of a CET register with #GP.
 
     Sources: SDM volume 1, chapter 17, and volume 4, table 2-2.
 
     Args:
         branch_tracking: The processor has IBT; without, the bits that belong to it are reserved.
+        bits: Of a linear address.
     """
-    if not canonical(value):
+    if not canonical(value, bits):
         return True
     if msr in _SSP:
         return bool(value & 3)
