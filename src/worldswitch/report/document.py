@@ -5,12 +5,18 @@ One :class:`Report` gives both the HTML page (:mod:`worldswitch.report.html`) an
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from markupsafe import Markup
+
+
+def command(*words: str) -> str:
+    """A ``wsw`` command as it is typed, whatever is in the names of files."""
+    return shlex.join(["wsw", *words])
 
 
 class Column(NamedTuple):

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from worldswitch.errors import TraceFormatError, UsageError, printable
+from worldswitch.report.document import command
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -117,7 +118,7 @@ def _snapshot(path: str, profile: str) -> HostInput:
         raise UsageError("a snapshot cannot come from standard input; give its file")
     host, judged = gather(Snapshot(path)), Profile(profile)
     return HostInput(
-        path, document(Diagnosis(host, judged, diagnose(host, judged))), f"wsw doctor {path} --profile {profile}"
+        path, document(Diagnosis(host, judged, diagnose(host, judged))), command("doctor", path, "--profile", profile)
     )
 
 

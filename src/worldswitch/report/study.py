@@ -55,6 +55,7 @@ class Study:
         names: Name of each ``number`` in *cells*.
         answers: What other kernels would have saved, in the order asked.
         refused: What was asked and why it cannot be told.
+        settings: Of the host asked about.
     """
 
     path: str
@@ -66,6 +67,7 @@ class Study:
     names: dict[int, str]
     answers: list[WhatIf] = field(default_factory=list)
     refused: list[tuple[str, str]] = field(default_factory=list)
+    settings: Sequence[str] = ()
 
     @cached_property
     def numbers(self) -> dict[str, list[int]]:
@@ -115,7 +117,7 @@ def study(path: str, opened: Callable[[], EventSource], question: Question) -> S
         for who in set(cells.who.tolist()):
             tid, vcpu = tids[who >> 32], who & 0xFFFFFFFF
             threads[who] = Thread(vms[who >> 32], tid, vcpu - 1 if vcpu else None, result.meta.comms.get(tid))
-    found = Study(path, result, cells, durations, over_time.told_apart, threads, names)
+    found = Study(path, result, cells, durations, over_time.told_apart, threads, names, settings=question.settings)
     if result.count:
         _ask(found, opened, targets or [None], question)
     return found

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from worldswitch.report import draw
-from worldswitch.report.document import Column, Figure, Finding, Origin, Part, Section, Table
+from worldswitch.report.document import Column, Figure, Finding, Origin, Part, Section, Table, command
 
 if TYPE_CHECKING:
     from worldswitch.report.inputs import ConformanceInput
@@ -35,7 +35,7 @@ def part(given: ConformanceInput, ident: str) -> Part:
         "Equal: exits, faults, values and page tables are exactly those of the real kernel. Named: they differ "
         "in a way "
         "that is known and said.",
-        Origin(given.path, f"wsw conform -o {given.path}", "the same programs, the same seed, on both"),
+        Origin(given.path, command("conform", "-o", given.path), "the same programs, the same seed, on both"),
         Table(columns, table),
         draw.rows(lines, "; ".join(f"{line.label}: {line.value}" for line in lines)),
         legend=[("good", "equal"), ("c3", "named difference"), ("bad", "unexplained")],

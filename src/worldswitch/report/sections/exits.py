@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from worldswitch.report import draw
-from worldswitch.report.document import Column, Figure, Origin, Section, Table
+from worldswitch.report.document import Column, Figure, Origin, Section, Table, command
 from worldswitch.report.sections.over_time import colours
 from worldswitch.report.words import reason, share
 from worldswitch.units import format_ns
@@ -84,7 +84,7 @@ def _by_reason(study: Study, ident: str) -> Figure:
         f"{ident}-reasons",
         "Time by reason",
         f"{account.count:,} exits, {format_ns(account.total_ns)} outside the guest.",
-        Origin(study.path, f"wsw analyze {study.path}", "exits paired with entries; percentiles by nearest rank"),
+        Origin(study.path, command("analyze", study.path), "exits paired with entries; percentiles by nearest rank"),
         Table(columns, rows),
         draw.rows(lines, f"Time by exit reason: {_said(lines)}") if lines else None,
     )
@@ -122,7 +122,7 @@ def _durations(study: Study, ident: str) -> Figure | None:
         "Height: exits of that duration, each reason against its own most frequent one. The axis is logarithmic; lines "
         "stand at the median and at the 99th percentile.",
         Origin(
-            study.path, f"wsw analyze {study.path}", "all exits counted, eight bins from each duration to its double"
+            study.path, command("analyze", study.path), "all exits counted, eight bins from each duration to its double"
         ),
         Table(columns, rows),
         draw.rows(lines, f"Durations by exit reason: {_said(lines)}", axis.axis()),
@@ -149,7 +149,7 @@ def _cr_writes(study: Study, ident: str) -> Figure:
         "How often each set of bits was changed, and the time of those exits.",
         Origin(
             study.path,
-            f"wsw analyze {study.path}",
+            command("analyze", study.path),
             "kvm_cr against the same vCPU's write before; where the trace has no value, the bits are not told",
         ),
         Table(columns, rows),
@@ -171,7 +171,9 @@ def _hot(study: Study, ident: str) -> Iterator[Figure]:
             f"{ident}-hot-{kind}",
             title,
             f"{lead} The {len(mine)} with most time.".strip(),
-            Origin(study.path, f"wsw analyze {study.path} --top {len(mine)}", "time of the exits at each place"),
+            Origin(
+                study.path, command("analyze", study.path, "--top", str(len(mine))), "time of the exits at each place"
+            ),
             Table(columns, [[hot.value, hot.detail, hot.count, hot.total_ns] for hot in mine]),
             draw.amounts(lines, f"{title}: {_listed(lines)}"),
         )
@@ -202,7 +204,7 @@ def _vcpus(study: Study, ident: str) -> Figure:
         "Guest, host, userspace",
         f"{len(account.vcpus):,} vCPU{'s' * (len(account.vcpus) != 1)}, as far as the trace shows both ends of "
         "each stretch.",
-        Origin(study.path, f"wsw analyze {study.path}", "between entries and exits of each vCPU thread"),
+        Origin(study.path, command("analyze", study.path), "between entries and exits of each vCPU thread"),
         Table(columns, rows, cut),
         draw.rows(lines, f"Time of each vCPU: {_said(lines)}"),
         legend=[("c2", "guest"), ("c0", "host"), ("c3", "userspace")],

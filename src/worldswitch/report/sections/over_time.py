@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from worldswitch.report.document import Figure, Origin, Section
+from worldswitch.report.document import Figure, Origin, Section, command
 from worldswitch.report.draw import REST, colour
 from worldswitch.report.words import many
 from worldswitch.units import format_ns
@@ -62,10 +62,10 @@ def sections(study: Study, ident: str) -> Iterator[Section]:
         lead += f" The {MOST_LANES} vCPUs that cost most have a lane each; {unnamed:,} more share the last one."
     origin = Origin(
         study.path,
-        f"wsw analyze {study.path}",
+        command("analyze", study.path),
         f"kvm_exit paired with the next kvm_entry of its thread, counted in {many(cells.bins, 'bin')} of "
-        f"{cells.width_ns:,} ns on the trace's clock; for single exits: wsw convert {study.path} -o OUT.json "
-        "(ui.perfetto.dev)",
+        f"{cells.width_ns:,} ns on the trace's clock; for single exits: "
+        f"{command('convert', study.path, '-o', 'OUT.json')} (ui.perfetto.dev)",
     )
     figure = Figure(
         f"{ident}-timeline",

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from worldswitch.record.result import BY_REASON
 from worldswitch.report import draw
-from worldswitch.report.document import Column, Figure, Finding, Origin, Part, Section, Table
+from worldswitch.report.document import Column, Figure, Finding, Origin, Part, Section, Table, command
 from worldswitch.stats.percentile import nearest_rank
 from worldswitch.units import format_ns
 
@@ -49,7 +49,7 @@ def _facts(result: Result) -> Iterator[tuple[str, str]]:
 
 def _command(result: Result) -> str:
     argv = list(result.provenance.argv)
-    return " ".join(["wsw", *argv] if not argv or not argv[0].endswith("wsw") else argv)
+    return command(*(argv[1:] if argv and argv[0].endswith("wsw") else argv))
 
 
 def _varying(cells: Sequence[Cell]) -> list[str]:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from worldswitch.report import headlines
-from worldswitch.report.document import Column, Figure, Origin, Part, Section, Table
+from worldswitch.report.document import Column, Figure, Origin, Part, Section, Table, command
 from worldswitch.report.sections import exits, over_time, whatif
 from worldswitch.report.words import capital, many
 from worldswitch.units import format_ns
@@ -55,7 +55,7 @@ def _tables(study: Study, ident: str) -> Iterator[Section]:
         if rows:
             columns = [_column(key, rows) for key in rows[0]]
             body = [[row.get(key) for key in rows[0]] for row in rows]
-            origin = Origin(study.path, f"wsw analyze {study.path}", "the rows of the file, added up by request")
+            origin = Origin(study.path, command("analyze", study.path), "the rows of the file, added up by request")
             figures.append(Figure(f"{ident}-{name}", name, "", origin, Table(columns, body)))
     if figures:
         yield Section(f"{ident}-tables", "What is no exit", "Calls and rows of other tools in this file.", figures)
@@ -81,7 +81,7 @@ def _notes(study: Study, ident: str) -> Iterator[Section]:
     if meta.skipped_lines:
         notes.append(f"{meta.skipped_lines:,} lines are no events")
     events = sorted(((name, n) for name, n in meta.events.items() if n), key=lambda pair: -pair[1])
-    origin = Origin(study.path, f"wsw analyze {study.path}", "every record of the file, decoded or not")
+    origin = Origin(study.path, command("analyze", study.path), "every record of the file, decoded or not")
     figure = Figure(
         f"{ident}-events",
         "Events in the file",

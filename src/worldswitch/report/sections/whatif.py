@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from worldswitch.report import draw
-from worldswitch.report.document import Column, Figure, Origin, Section, Table
+from worldswitch.report.document import Column, Figure, Origin, Section, Table, command
 from worldswitch.report.words import sentence, share
 from worldswitch.units import format_ns
 
@@ -88,13 +88,18 @@ def _figure(study: Study, answer: WhatIf, ident: str) -> Figure:
         saved,
         Origin(
             study.path,
-            f"wsw whatif {study.path} --to {answer.after.kernel}",
+            _command(study.path, answer, [word for one in study.settings for word in ("--set", one)]),
             f"{answer.method}; the trace's kernel: {answer.source.how}; interval by a block bootstrap of the "
             "removed exits",
         ),
         Table(columns, rows),
         draw.rows(lines, f"Waterfall: {format_ns(answer.total_ns)} recorded, {format_ns(left)} left"),
     )
+
+
+def _command(path: str, answer: WhatIf, settings: Sequence[str]) -> str:
+    assumed = ("--from", answer.assumed_from) if answer.assumed_from else ()
+    return command("whatif", path, *assumed, "--to", str(answer.after.kernel), *settings)
 
 
 def _name(exits: Exits) -> str:
