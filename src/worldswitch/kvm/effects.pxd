@@ -5,7 +5,7 @@ from worldswitch.kvm.switch cimport Switch
 @cython.final
 cdef class Registers:
     cdef readonly uint64_t cr0, cr2, cr3, cr4, cr8, efer, pkru, believed_cr0, believed_cr4
-    cdef readonly bint ac, dr_given
+    cdef readonly bint ac, delivered, dr_given
     cdef readonly dict msrs
 
     cdef bint are(self, Switch m, uint64_t believed_cr0, uint64_t believed_cr4) noexcept

@@ -19,12 +19,14 @@ class Registers:
     """All registers of a machine at a moment; *cr0* and *cr4* besides as the program believes them to be."""
 
     __slots__ = (
-        "ac", "believed_cr0", "believed_cr4", "cr0", "cr2", "cr3", "cr4", "cr8", "dr_given", "efer", "msrs", "pkru",
+        "ac", "believed_cr0", "believed_cr4", "cr0", "cr2", "cr3", "cr4", "cr8", "delivered", "dr_given", "efer",
+        "msrs", "pkru",
     )  # fmt: skip
 
     def __init__(self, m: Switch, believed_cr0: int, believed_cr4: int) -> None:
         self.cr0, self.cr2, self.cr3, self.cr4, self.cr8 = m.cr0, m.cr2, m.cr3, m.cr4, m.cr8
         self.efer, self.pkru, self.ac, self.dr_given = m.efer, m.pkru, m.ac, m.dr_given
+        self.delivered = m.delivered
         self.believed_cr0, self.believed_cr4 = believed_cr0, believed_cr4
         self.msrs = dict(m.msrs)
 
@@ -38,6 +40,7 @@ class Registers:
             and self.cr3 == m.cr3
             and self.efer == m.efer
             and self.dr_given == m.dr_given
+            and self.delivered == m.delivered
             and self.ac == m.ac
             and self.pkru == m.pkru
             and self.cr2 == m.cr2
@@ -92,7 +95,7 @@ class Effect:
         """Repeat it."""
         after = self.after
         m.cr0, m.cr4, m.cr8, m.efer = after.cr0, after.cr4, after.cr8, after.efer
-        m.pkru, m.ac, m.dr_given = after.pkru, after.ac, after.dr_given
+        m.pkru, m.ac, m.dr_given, m.delivered = after.pkru, after.ac, after.dr_given, after.delivered
         if after.msrs:
             m.msrs = dict(after.msrs)
         if not self.same_mode:

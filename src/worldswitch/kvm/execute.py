@@ -251,6 +251,8 @@ class Guest:
             if step.fetched != m.tlb.generation and m.fetches(step.code):
                 step.fetched = m.tlb.generation
             m.rip = step.rip
+        if m.retries is not None:
+            m.retries.store_at = (step.user_code if user else step.code or (step.rip,))[-1]
         if step.kind <= _FETCH:
             self._access(step, user)
         elif step.kind <= _REGISTERS and not step.keep and m.events is None and self.is_long:
@@ -362,6 +364,7 @@ class Guest:
         self._descriptors()
         self._push(5)
         self.m.injects_again = False
+        self.m.delivered = self.m.retries is not None
         self.m.fetches(self._stubs[vector])
 
     def _call_gate(self) -> None:

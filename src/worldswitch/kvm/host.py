@@ -24,6 +24,8 @@ class Host:
         next_rip: SVM only: an exit says where the next instruction is, so that KVM need not emulate to get there.
         lmsw_exits: SVM only: LMSW exits whatever it writes, as the APM has it; QEMU's only if it changes more than TS
             and MP.
+        exitintinfo_cleared: SVM only: EXITINTINFO is 0 after an exit that no event's delivery led to; QEMU leaves the
+            type of the last event there.
         other_vcpus: Other vCPUs of the VM, not followed here, have the root loaded of a kernel that runs with CR0.WP
             set, so that what this one drops of it stays (control_registers.py, roots_after_reset).
     """
@@ -35,6 +37,7 @@ class Host:
     next_rip: bool = True
     other_vcpus: bool = False
     lmsw_exits: bool = True
+    exitintinfo_cleared: bool = True
 
 
 @rule(

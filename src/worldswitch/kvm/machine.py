@@ -252,14 +252,22 @@ class Machine(Switch):
         reason = exception_exit(self.policy, PF)
         assert reason is not None
         self.mmu_calls += 1
+        vectoring, own = self.delivered, False
         self.exit(reason, code, va)
         self._page_fault_event(va, code)
         self.stats["pf_taken"] += 1
+        if self.retries is not None and vectoring:
+            own = self.retries.own_table(self.walker(), va, code)
         outcome, guest_code = self.shadow.fault(va, code)
         if outcome == EMULATE:
             if kind != _WRITE:
                 raise NotModelled(f"the guest reaches {va:#x}, where it has no memory; the model has no devices")
             self.stats["pf_emulate"] += 1
+            if self.retries is not None and self._tried_again(va, user, own, vectoring):
+                self.enter()
+                # Zapped pages take the translation of the code with them, if a root was among them.
+                self.fetch(self.retries.store_at, user)
+                return False
             self.emulated_instruction()
             return True
         if outcome == INVALID:
@@ -273,6 +281,13 @@ class Machine(Switch):
         self.stats["pf_fixed" if outcome == FIXED else "pf_spurious"] += 1
         self.enter()
         return False
+
+    def _tried_again(self, va: int, user: bool, own: bool, vectoring: bool) -> bool:
+        assert self.retries is not None
+        found = walk(self.memory, self.walker(), va, W | (U if user else 0))
+        assert isinstance(found, Walk)
+        again: bool = self.retries.again(self.rip, va, found.gfn, own, vectoring)
+        return again
 
     def _emulated(self, va: int, user: bool) -> Translation:
         """Where KVM's emulator writes; the caller stores, then says :meth:`wrote`."""
@@ -348,13 +363,14 @@ class Machine(Switch):
         """All registers, as one value to compare."""
         return (
             self.cr0, self.cr2, self.cr3, self.cr4, self.cr8, self.efer, self.pkru, self.ac, self.dr_given,
-            tuple(sorted(self.msrs.items())),
+            self.delivered, tuple(sorted(self.msrs.items())),
         )  # fmt: skip
 
     def rest_state(self) -> tuple[object, ...]:
         """What else of this vCPU decides what happens next: translations, roots loaded, requests."""
         mmu = self.tdp.state() if self.tdp is not None else self.shadow.state() if self.shadow is not None else None
-        return self.tlb.state(), mmu, frozenset(self._requests)
+        retries = self.retries.state() if self.retries is not None else None
+        return self.tlb.state(), mmu, frozenset(self._requests), retries
 
 
 def _of_spte(rights: int) -> int:

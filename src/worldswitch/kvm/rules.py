@@ -16,6 +16,7 @@ from worldswitch.errors import UnknownNameError
 _MODULES = (
     "cet", "ownership", "control_registers", "validity", "intercepts", "permissions", "roles", "guest_walk", "roots",
     "host", "tdp", "shadow_pages", "shadow", "register_writes", "rcu_sync", "vmcreate", "nx", "nx_recovery", "nested",
+    "vectoring",
 )  # fmt: skip
 
 _F = TypeVar("_F", bound=Callable[..., Any])

@@ -17,7 +17,7 @@ cdef class Switch:
     cdef readonly Tdp tdp
     cdef readonly Tlb tlb
     cdef public uint64_t cr0, cr2, cr3, cr4, cr8, efer, pkru, rip, mmu_calls
-    cdef public bint ac, dr_given, emulating, injects_again
+    cdef public bint ac, dr_given, emulating, injects_again, delivered
     cdef public dict msrs, judged
     cdef public object reasons, stats, userspace
     cdef readonly list effects, events

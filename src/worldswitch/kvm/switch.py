@@ -21,6 +21,7 @@ from worldswitch.kvm.policy import Policy
 from worldswitch.kvm.roles import permissions, shadow_root_role, tree_role
 from worldswitch.kvm.shadow import Shadow
 from worldswitch.kvm.tdp import Tdp
+from worldswitch.kvm.vectoring import Retries, taken_for_vectoring
 from worldswitch.kvm.vm import Vm
 from worldswitch.x86.access import Controls
 from worldswitch.x86.control import Registers
@@ -55,6 +56,8 @@ class Switch:
         events: Rows (event, fields) of the VM in order, None if they are not kept.
         rip: What events give as guest_rip.
         dr_given: The guest has the debug registers since the last exit.
+        delivered: An event was delivered since the last exit, and *retries* asks whether.
+        retries: Where KVM may take exits for those while an event is delivered: what comes of them.
         judged: Register writes judged before, by all that decides about them.
         mmu_calls: How often KVM was asked for a flush, roots or a mapping.
         effects: What instructions were seen to do, not all of it counted yet; see :meth:`settle`.
@@ -66,7 +69,7 @@ class Switch:
         self.policy, self.host, self.memory, self.backing = policy, host, memory, backing
         self.cr0, self.cr3, self.cr4, self.efer = now.cr0, now.cr3, now.cr4, now.efer
         self.cr2 = self.cr8 = self.pkru = self.rip = self.mmu_calls = 0
-        self.ac = self.dr_given = self.emulating = self.injects_again = False
+        self.ac = self.dr_given = self.emulating = self.injects_again = self.delivered = False
         self.msrs: dict[int, int] = {}
         self.reasons: Counter[Reason] = Counter()
         self.stats: Counter[str] = Counter()
@@ -86,6 +89,8 @@ class Switch:
         self.flat = not vm.paging
         self.tdp = Tdp(policy, host, backing, vm.trees) if vm.pages is None else None
         self.shadow = None if vm.pages is None else Shadow(policy, host, backing, memory, self.walker, vm.pages)
+        asks = self.shadow is not None and taken_for_vectoring(policy, host)
+        self.retries = Retries(self.shadow, memory) if asks and self.shadow is not None else None
 
     # ---- registers
 
@@ -160,7 +165,7 @@ class Switch:
     def exit(self, reason: Reason, info1: int = 0, info2: int = 0) -> None:
         """Leave the guest."""
         self.reasons[reason] += 1
-        self.dr_given = False
+        self.dr_given = self.delivered = False
         if self.events is not None:
             row = {"exit_reason": reason[1], "guest_rip": self.rip, "isa": reason[0], "info1": info1, "info2": info2}
             self.event("kvm_exit", {**row, "vcpu_id": self.number})
@@ -177,7 +182,7 @@ class Switch:
     def kicked(self) -> None:
         """Do what was asked for meanwhile by other vCPUs."""
         if self._requests and self._loaded():
-            self.dr_given = False
+            self.dr_given = self.delivered = False
             while self._requests or not self._loaded():
                 self._serve()
 

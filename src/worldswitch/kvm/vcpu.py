@@ -25,6 +25,7 @@ from worldswitch.kvm.offers import offers, why_not
 from worldswitch.kvm.policy import Policy
 from worldswitch.kvm.recurrence import repeat
 from worldswitch.kvm.turns import Turns
+from worldswitch.kvm.vectoring import Ended
 from worldswitch.kvm.vm import Vm
 from worldswitch.x86.control import Registers
 from worldswitch.x86.exits import reason_name
@@ -50,6 +51,7 @@ class Run:
         reports: What each vCPU left behind, in the form of an image's; None for a bare program. Its cycles are 0, for
             nothing here has a time, and values the model cannot know (CPUID, devices) are absent.
         rows: The events in order, name and fields, if they were asked for.
+        ended: What KVM ended the VM of before its program's end, empty if it did not; then there are no reports.
         turns: Where in *rows* those of another vCPU begin, and which it is; the first are vCPU 0's.
         executed: Passes that were executed one by one; the rest repeated states seen before.
     """
@@ -62,6 +64,7 @@ class Run:
     rows: tuple[tuple[str, Mapping[str, Any]], ...] | None = field(default=None, repr=False)
     executed: int = 0
     turns: tuple[tuple[int, int], ...] = ()
+    ended: str = ""
 
     @property
     def exits(self) -> int:
@@ -120,9 +123,12 @@ def run(
     vm = _vm(program, policy, host or Host(), image, record)
     guests = [Guest(_machine(vm, entry), program, image, whole or record) for entry in image.entries]
     run = guests[0] if len(guests) == 1 else Turns(vm, guests)
-    run.start()
-    executed = repeat(run, n, run.body, whole or record)
-    run.finish()
+    try:
+        run.start()
+        executed = repeat(run, n, run.body, whole or record)
+        run.finish()
+    except Ended as error:
+        return _result(guests, vm, n, 0, str(error))
     return _result(guests, vm, n, executed)
 
 
@@ -149,7 +155,7 @@ def _machine(vm: Vm, entry: Entry) -> Machine:
     return Machine(vm, Registers(entry.cr0, entry.cr3, entry.cr4, entry.efer))
 
 
-def _result(guests: Sequence[Guest], vm: Vm, n: int, executed: int) -> Run:
+def _result(guests: Sequence[Guest], vm: Vm, n: int, executed: int, ended: str = "") -> Run:
     reasons: Counter[Reason] = Counter()
     userspace: Counter[str] = Counter()
     found = Counter(vm.counters())
@@ -164,10 +170,11 @@ def _result(guests: Sequence[Guest], vm: Vm, n: int, executed: int) -> Run:
         {reason_name(*reason): count for reason, count in sorted(reasons.items()) if count},
         counters,
         dict(userspace),
-        tuple(_report(guest, n) for guest in guests),
+        tuple(None if ended else _report(guest, n) for guest in guests),
         None if vm.events is None else tuple(vm.events),
         executed,
         tuple(vm.turns),
+        ended,
     )
 
 
