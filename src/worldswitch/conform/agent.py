@@ -15,6 +15,9 @@ from typing import Any
 DEADLINE = 20.0
 """Seconds of the guest's time after which a program that still runs is stopped."""
 
+DELIVERY, ADDRESS = 3, 3
+"""KVM_INTERNAL_ERROR_DELIVERY_EV, and which of its data is the address (x86.c, kvm_prepare_event_vectoring_exit)."""
+
 
 def main(kit: str, times: int, count: int) -> None:
     """Run the images and print what came of each."""
@@ -41,10 +44,16 @@ def _image(kvm: Any, tracer: Any, data: bytes, times: int) -> dict[str, Any]:
 
 
 def _run(kvm: Any, tracer: Any, image: Any) -> dict[str, Any]:
+    from worldswitch.live.errors import InternalErrorError
     from worldswitch.live.machine import run_image
 
-    outcome = run_image(kvm, image, image.default_n, deadline_s=DEADLINE, around=tracer.on)
-    exits = tracer.exits()
+    try:
+        outcome = run_image(kvm, image, image.default_n, deadline_s=DEADLINE, around=tracer.on)
+    except InternalErrorError as error:
+        ended = f"internal error {error.suberror}"
+        if error.suberror == DELIVERY and len(error.data) > ADDRESS:
+            ended += f" at {error.data[ADDRESS]:#x}"
+        return {**_exits(tracer), "counters": {}, "userspace": {}, "report": None, "ended": ended}
     (report, *_) = outcome.reports
     found = None
     if report is not None:
@@ -53,7 +62,19 @@ def _run(kvm: Any, tracer: Any, image: Any) -> dict[str, Any]:
             "passes": report.passes, "faults": report.faults, "retries": report.retries, "log": log,
             "values": report.values,
         }  # fmt: skip
-    return {"exits": exits, "counters": outcome.counters, "userspace": outcome.userspace_exits, "report": found}
+    counted = {"counters": outcome.counters, "userspace": outcome.userspace_exits}
+    return {**_exits(tracer), **counted, "report": found, "ended": ""}
+
+
+def _exits(tracer: Any) -> dict[str, Any]:
+    from worldswitch.live import reasons
+
+    exits = tracer.exits()
+    if exits is None:
+        return {"exits": None}
+    for reason, count in reasons.made_by_interrupts(tracer.text()).items():
+        exits[reason] -= count
+    return {"exits": exits}
 
 
 def _print(document: dict[str, Any]) -> None:

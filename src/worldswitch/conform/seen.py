@@ -46,6 +46,7 @@ class Seen:
         exits: Reason, as kvm_exit prints it -> how often, without interrupts.
         statistics: KVM's, as far as known.
         bare: It leaves no results, so only exits can be compared.
+        ended: What KVM ended the guest of before the program's end; empty if it did not.
         values: Path of each operation that keeps a value -> the value, of those known.
     """
 
@@ -57,6 +58,7 @@ class Seen:
     retries: int = 0
     log: tuple[FaultSeen, ...] = ()
     values: Mapping[str, int] = field(default_factory=dict)
+    ended: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +84,7 @@ def of_model(run: Run) -> Seen:
     exits = {name: count for name, count in run.exits_by_reason.items() if name not in NOT_COUNTED}
     (report, *_) = run.reports
     if report is None:
-        return Seen(exits, dict(run.counters), bare=True)
+        return Seen(exits, dict(run.counters), bare=True, ended=run.ended)
     log = tuple(FaultSeen(one.operation, one.vector, one.error_code, one.cr2, one.rip) for one in report.log)
     return Seen(
         exits, dict(run.counters), False, report.passes, report.faults, report.retries, log, dict(report.values)
@@ -94,7 +96,7 @@ def of_agent(document: Mapping[str, Any]) -> Seen:
     exits = {name: count for name, count in (document["exits"] or {}).items() if name not in NOT_COUNTED}
     report = document["report"]
     if report is None:
-        return Seen(exits, document["counters"], bare=True)
+        return Seen(exits, document["counters"], bare=True, ended=document["ended"])
     log = tuple(FaultSeen(*one) for one in report["log"])
     return Seen(
         exits, document["counters"], False, report["passes"], report["faults"], report["retries"], log, report["values"]
@@ -121,7 +123,7 @@ def _leaf(program: Program, read: ops.ReadEntry) -> int:
 
 
 def differences(model: Seen, real: Seen, ignored: Mapping[str, int]) -> tuple[Difference, ...]:
-    """In what the two differ: exits by reason, then what the guest saw; of the faults the first that differs.
+    """In what the two differ: exits by reason, the end, then what the guest saw; of the faults the first that differs.
 
     Args:
         ignored: See :func:`not_compared`.
@@ -134,6 +136,8 @@ def _differences(model: Seen, real: Seen, ignored: Mapping[str, int]) -> Iterato
         one, other = model.exits.get(name, 0), real.exits.get(name, 0)
         if one != other:
             yield Difference(f"exits {name}", str(one), str(other))
+    if model.ended != real.ended:
+        yield Difference("end", model.ended or "the program's", real.ended or "the program's")
     if model.bare or real.bare:
         return
     for name in ("passes", "faults", "retries"):

@@ -231,7 +231,8 @@ class _Bench:
                 continue
             found.ran += 1
             least = min(runs, key=lambda one: len(item.differences(one)))
-            by = self._name(item, least)
+            # An interrupt may have come into any one run.
+            by = next(filter(None, (self._name(item, one) for one in runs)), "")
             found.unequal.append(Unequal(item.name, item.program, item.differences(least), by=by))
         self.say(
             f"{found.kernel} {found.cpu} {found.mmu}: {found.ran:,} of {total:,} run, {found.equal:,} equal, "

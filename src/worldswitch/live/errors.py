@@ -69,7 +69,14 @@ class GuestHungError(GuestError):
 
 
 class InternalErrorError(GuestError):
-    """KVM_EXIT_INTERNAL_ERROR: KVM could not go on (Documentation/virt/kvm/api.rst, section 5)."""
+    """KVM_EXIT_INTERNAL_ERROR: KVM could not go on (Documentation/virt/kvm/api.rst, section 5).
+
+    Attributes:
+        suberror, data: What KVM says of it (struct kvm_run, internal).
+    """
+
+    suberror: int = 0
+    data: tuple[int, ...] = ()
 
 
 class FailEntryError(GuestError):

@@ -36,6 +36,8 @@ _FITTING = 15_000
 _EVENT_BYTES = 128
 """More than a kvm_exit event takes in the ring buffer: 40 to 72 bytes, by kernel."""
 _LINE = re.compile(r" kvm_exit: (?:vcpu \d+ )?reason (.+?) rip ")
+_LINE_OF = re.compile(r"-(\d+) +\[\d+\] .* kvm_exit: (?:vcpu \d+ )?reason (.+?) rip ")
+_MOV_DR = re.compile(r"(?:read|write)_dr\d+$|DR_ACCESS$")
 _OVERRUN = re.compile(r"^(?:overrun|dropped events|commit overrun): ([1-9]\d*)", re.MULTILINE)
 
 
@@ -91,7 +93,11 @@ class Tracer:
         for stats in (self._here / "per_cpu").glob("cpu*/stats"):
             if _OVERRUN.search(stats.read_text()):
                 return None
-        return count((self._here / "trace").read_text(errors="replace"))
+        return count(self.text())
+
+    def text(self) -> str:
+        """What was traced, as the kernel prints it."""
+        return (self._here / "trace").read_text(errors="replace")
 
 
 def count(text: str) -> dict[str, int]:
@@ -99,6 +105,23 @@ def count(text: str) -> dict[str, int]:
     found: dict[str, int] = {}
     for reason in _LINE.findall(text):
         found[reason] = found.get(reason, 0) + 1
+    return found
+
+
+def made_by_interrupts(text: str) -> dict[str, int]:
+    """Exits by MOV DR in the text of a trace that there are only because of the host's interrupts, by reason.
+
+    After the first the guest has the debug registers until it leaves again (rule ``debug-register-exits``), so a
+    second one with nothing but interrupts between is theirs.
+    """
+    found: dict[str, int] = {}
+    last: dict[str, str] = {}
+    for thread, reason in _LINE_OF.findall(text):
+        if reason in INTERRUPTS:
+            continue
+        if _MOV_DR.match(reason) and _MOV_DR.match(last.get(thread, "")):
+            found[reason] = found.get(reason, 0) + 1
+        last[thread] = reason
     return found
 
 

@@ -176,7 +176,10 @@ def _unanswered(vcpu: Vcpu, running: Running, reason: int) -> GuestError:
             FailEntryError, vcpu, running, f"could not be entered: the processor (CPU {cpu}) says {_entry_failure(why)}"
         )
     if reason == _INTERNAL:
-        return _error(InternalErrorError, vcpu, running, f"met an internal error of KVM: {_internal(vcpu)}")
+        error = _error(InternalErrorError, vcpu, running, f"met an internal error of KVM: {_internal(vcpu)}")
+        assert isinstance(error, InternalErrorError)
+        error.suberror, error.data = _words(vcpu)
+        return error
     if reason == _EVENT:
         kind, _count = ioctl.RUN_SYSTEM_EVENT.unpack_from(shared, ioctl.UNION)
         return _error(UnexpectedExitError, vcpu, running, f"asked for system event {kind}, which no program here does")
@@ -213,14 +216,20 @@ def _entry_failure(why: int) -> str:
 
 
 def _internal(vcpu: Vcpu) -> str:
-    suberror, count = ioctl.RUN_INTERNAL.unpack_from(vcpu.run, ioctl.UNION)
-    at = ioctl.UNION + ioctl.RUN_INTERNAL.size
-    words = [int.from_bytes(vcpu.run[at + 8 * i : at + 8 * i + 8], "little") for i in range(min(count, 16))]
+    suberror, words = _words(vcpu)
+    at, count = ioctl.UNION + ioctl.RUN_INTERNAL.size, len(words)
     text = f"{_SUBERRORS.get(suberror, 'unknown')} (suberror {suberror})"
     if suberror == 1 and count >= 3 and words[0] & _INSTRUCTION_BYTES:
         size = min(vcpu.run[at + 8], 15)
         return f"{text}, at the bytes {vcpu.run[at + 9 : at + 9 + size].hex(' ')}"
     return f"{text}, data {' '.join(f'{word:#x}' for word in words)}" if words else text
+
+
+def _words(vcpu: Vcpu) -> tuple[int, tuple[int, ...]]:
+    suberror, count = ioctl.RUN_INTERNAL.unpack_from(vcpu.run, ioctl.UNION)
+    at = ioctl.UNION + ioctl.RUN_INTERNAL.size
+    words = [int.from_bytes(vcpu.run[at + 8 * i : at + 8 * i + 8], "little") for i in range(min(count, 16))]
+    return suberror, tuple(words)
 
 
 def _error(kind: type[GuestError], vcpu: Vcpu, running: Running, what: str) -> GuestError:
