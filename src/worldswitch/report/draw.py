@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from markupsafe import Markup
 
+from worldswitch.errors import printable
 from worldswitch.units import format_ns
 
 COLOURS = 8
@@ -73,10 +74,10 @@ def rows(lines: Iterable[Row], described: str, axis: Markup | None = None) -> Ma
         Markup(
             '<div class="row"><div class="label">{}{}</div><div class="mark">{}</div><div class="value">{}</div></div>'
         ).format(
-            one.label,
-            Markup('<span class="below">{}</span>').format(one.below) if one.below else "",
+            printable(one.label),
+            Markup('<span class="below">{}</span>').format(printable(one.below)) if one.below else "",
             one.drawing,
-            one.value,
+            printable(one.value),
         )
         for one in lines
     )
@@ -84,7 +85,7 @@ def rows(lines: Iterable[Row], described: str, axis: Markup | None = None) -> Ma
         '<div class="row axis"><div class="label"></div><div class="mark">{}</div><div class="value"></div></div>'
     )
     foot = around.format(axis) if axis is not None else ""
-    return Markup('<div class="rows" role="img" aria-label="{}">{}{}</div>').format(described, body, foot)
+    return Markup('<div class="rows" role="img" aria-label="{}">{}{}</div>').format(printable(described), body, foot)
 
 
 def amounts(lines: Sequence[tuple[str, str, float, str]], described: str, tone: str = "c0") -> Markup:
@@ -202,10 +203,10 @@ def _dot(one: Dot) -> Markup:
     at = _percent(one.at)
     if one.shape == "square":
         return Markup('<svg x="{}%" y="50%" overflow="visible"><rect class="{}" x="-5" y="-5" width="10" height="10">'
-                      "<title>{}</title></rect></svg>").format(at, one.colour, one.name)  # fmt: skip
+                      "<title>{}</title></rect></svg>").format(at, one.colour, printable(one.name))  # fmt: skip
     hollow = " hollow" if one.shape == "hollow" else ""
     return Markup('<circle class="{}" cx="{}%" cy="50%" r="5.5"><title>{}</title></circle>').format(
-        one.colour + hollow, at, one.name
+        one.colour + hollow, at, printable(one.name)
     )
 
 

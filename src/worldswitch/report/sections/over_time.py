@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from worldswitch.errors import printable
 from worldswitch.report.document import Figure, Origin, Section, command
 from worldswitch.report.draw import REST, colour
 from worldswitch.report.words import many
@@ -46,8 +47,8 @@ def sections(study: Study, ident: str) -> Iterator[Section]:
         "first": cells.first_ns,
         "width": cells.width_ns,
         "bins": cells.bins,
-        "reasons": [{"name": name, "colour": tone} for tone, name in reasons],
-        "lanes": [{"name": name, "series": _series(study, members, series)} for name, members in shown],
+        "reasons": [{"name": printable(name), "colour": tone} for tone, name in reasons],
+        "lanes": [{"name": printable(name), "series": _series(study, members, series)} for name, members in shown],
     }
     unnamed = len(study.threads) - MOST_LANES
     lead = (
