@@ -136,11 +136,6 @@ class Switch:
         """Levels of the guest's page tables."""
         return 5 if self.cr4 & _LA57 else 4
 
-    def walker(self) -> Walker:
-        """What KVM needs to walk the guest's tables now."""
-        if self._permissions is None:
-            self._permissions = self._of_registers(permissions)
-        c = self.controls
     @property
     def linear_bits(self) -> int:
         """Bits of a canonical address.
@@ -150,6 +145,11 @@ class Switch:
         """
         return 57 if self.cr4 & _LA57 else 48
 
+    def walker(self) -> Walker:
+        """What KVM needs to walk the guest's tables now."""
+        if self._permissions is None:
+            self._permissions = self._of_registers(permissions)
+        c = self.controls
         return Walker(self.cr3 & ADDRESS, self.levels, c, self._permissions, c.nxe or c.smep)
 
     def _of_registers(self, rule: Callable[[Policy, Registers], T]) -> T:
