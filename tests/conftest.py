@@ -37,7 +37,9 @@ class _FromSource(MetaPathFinder):
 
 
 if UNCOMPILED:
-    assert not any(name.startswith("worldswitch.") for name in sys.modules), "too late to choose the sources"
+    # pytest has loaded our own plugin, which loads nothing else.
+    early = {name for name in sys.modules if name.startswith("worldswitch.")} - {"worldswitch.pytest_plugin"}
+    assert not early, "too late to choose the sources"
     sys.meta_path.insert(0, _FromSource())
 
 
@@ -145,10 +147,24 @@ def _no_machine(cpu: str) -> str | None:
     return None
 
 
+def chromium() -> str | None:
+    """The browser that tests of pages drive, if it is installed."""
+    return next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+
+
+def _no_chromium() -> str | None:
+    from importlib.util import find_spec
+
+    if find_spec("playwright") is None:
+        return "playwright is not installed; it comes with the extra dev"
+    return None if chromium() else "no chromium is on PATH; `make system-deps` installs it"
+
+
 ABILITIES = {
     "buildroot": lambda: _nothing_of("buildroots"),
     "build": lambda: _nothing_of("builds"),
     "cgroups": _no_cgroups,
+    "chromium": _no_chromium,
     "kvm": _no_kvm,
     "kvm-events": _no_kvm_events,
     "lab": _no_lab,
@@ -157,6 +173,12 @@ ABILITIES = {
     "python3.9": _no_python39,
 }
 """Names in ``needs`` that are not programs -> why this machine lacks it, None if it does not."""
+
+
+@pytest.fixture(scope="session")
+def chromium_path() -> str | None:
+    """Where chromium is; None where it is not, which ``needs("chromium")`` skips."""
+    return chromium()
 
 
 @pytest.fixture(scope="session")
