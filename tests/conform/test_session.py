@@ -65,7 +65,7 @@ class Stand:
         (report,) = found.reports
         document: dict[str, Any] = {"exits": dict(found.exits_by_reason), "counters": dict(found.counters)}
         document["exits"]["interrupt"] = 7
-        document["report"] = None
+        document["report"], document["ended"] = None, found.ended
         if report is not None:
             log = [[f.operation, f.vector, f.error_code, f.cr2, f.rip] for f in report.log]
             document["report"] = {
@@ -186,3 +186,15 @@ def test_a_shipped_program_the_guest_lacks_a_feature_for_is_not_run(stand: Stand
     assert found.ran == 1
     assert sum(found.left_out.values()) == 1
     assert "cr4-cet" in library.names()
+
+
+def test_an_end_that_kvm_makes_is_a_difference_and_not_a_failure(stand: Stand) -> None:
+    def ended(program: Program, document: dict[str, Any]) -> None:
+        if program.name == "random-1-1":
+            document["report"], document["ended"] = None, "internal error 3 at 0x1000"
+
+    stand.change = ended
+    found = conformed(Plan(3, minimize=0))
+    assert (found.ran, found.equal, found.failed) == (3, 2, {})
+    (one,) = found.unexplained
+    assert [str(each) for each in one.found] == ["end: model the program's, real internal error 3 at 0x1000"]

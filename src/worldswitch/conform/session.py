@@ -143,6 +143,11 @@ def host_of(cpu: str) -> Host:
     return Host(huge_pages=False, decode_assists=not bare, next_rip=not bare)
 
 
+def host_with(cpu: str, without: frozenset[str]) -> Host:
+    """:func:`host_of`, with these fields of it off."""
+    return replace(host_of(cpu), **dict.fromkeys(without, False))
+
+
 def conform(plan: Plan, machine: Machine, mmu: str, model: str, say: Say) -> Outcome:
     """Run the plan on *machine*, which pages by *mmu* on the emulated processor *model*.
 
@@ -262,7 +267,7 @@ class _Bench:
         place = (self.found.kernel, self.found.cpu, self.found.mmu)
 
         def expect(without: frozenset[str]) -> Seen:
-            host = replace(self.host, **dict.fromkeys(without, False))
+            host = host_with(self.found.cpu, without)
             return of_model(run(item.program, self.policy, image=item.image, host=host))
 
         return explained(expect, real, item.ignored, place)
