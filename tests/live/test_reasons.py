@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from worldswitch.errors import MissingError
-from worldswitch.live.reasons import NOT_TOLD, Tracer, count, from_statistics, tracer
+from worldswitch.live.reasons import NOT_TOLD, Tracer, count, from_statistics, made_by_interrupts, tracer
 
 DATA = Path(__file__).parents[1] / "data"
 TEXT = (
@@ -94,3 +94,26 @@ def test_the_real_instance_is_made_and_removed() -> None:
         assert found.exits() == {}
         found.off()
     assert not here.exists()
+
+
+def test_a_debug_register_that_only_an_interrupt_took_away_is_told() -> None:
+    """Rule debug-register-exits; the lines are those of a recording of 6.12.117 in the lab."""
+    line = " vmm-{} [000] d..1. 12.3: kvm_exit: {}reason {} rip 0x1010 info1 0x0\n"
+    svm = (
+        "write_dr0",
+        "interrupt",
+        "interrupt",
+        "write_dr0",
+        "msr",
+        "read_dr7",
+        "read_dr6",
+        "msr",
+        "interrupt",
+        "read_dr7",
+    )
+    found = made_by_interrupts("".join(line.format(412, "vcpu 0 ", reason) for reason in svm))
+    assert found == {"write_dr0": 1, "read_dr6": 1}
+    vmx = ("DR_ACCESS", "EXTERNAL_INTERRUPT", "DR_ACCESS", "HLT", "DR_ACCESS")
+    assert made_by_interrupts("".join(line.format(412, "", reason) for reason in vmx)) == {"DR_ACCESS": 1}
+    apart = "".join(line.format(thread, "vcpu 0 ", "write_dr0") for thread in (412, 413))
+    assert made_by_interrupts(apart) == {}
