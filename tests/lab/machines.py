@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 import socket
 import sys
 import tarfile
@@ -34,9 +35,13 @@ for step in steps:
         time.sleep(float(rest))
     elif word == "exit":
         sys.exit(int(rest))
+    elif word == "log":
+        with Path(archive).with_name("log").open("a") as log:
+            log.write(rest + "\\n")
     elif word == "complain":
         print(rest, file=sys.stderr, flush=True)
 """
+GIVEN_UP = re.compile(r">>PANIC<< (?!nothing)(.*)")
 MARK = "wsw-test-emulator"
 """Word in the command lines of stand-ins, by which a test finds them in the process table."""
 
@@ -82,7 +87,8 @@ class Stand:
 
     def command(self, boot: Boot) -> Command:
         script = (sys.executable, "-c", SCRIPT)
-        return Command((*script, str(boot.results), str(boot.folder / "archive"), *self.steps, f"say {self.mark}"))
+        words = (*script, str(boot.results), str(boot.folder / "archive"), *self.steps, f"say {self.mark}")
+        return Command(words, log=boot.folder / "log", given_up=GIVEN_UP)
 
     def files(self, boot: Boot) -> Mapping[Path, bytes]:
         return {boot.folder / "archive": self.archive}

@@ -70,6 +70,19 @@ def test_bochs_gets_a_processor_with_vmx_and_quiet_logs():
     assert "tsc_early_khz=50000" in files["isolinux.cfg"]
 
 
+def test_each_processor_of_bochs_goes_on_after_a_panic_and_only_one_panic_is_none():
+    """The two lines are as Bochs 3.0 writes them, on tigerlake and on a triple fault."""
+    bochs = Bochs(FAST, OLDER)
+    lines = bochs.files(BOOT)[Path("/w/bochsrc")].decode().splitlines()
+    assert "panic: action=fatal, cpu0=report, cpu1=report" in lines
+    given_up = bochs.command(BOOT).given_up
+    assert not given_up.search(
+        "02912108105p[CPU0  ] >>PANIC<< PAE: asked to set dirty on paging leaf entry with R/W bit clear"
+    )
+    found = given_up.search("00091405313p[CPU0  ] >>PANIC<< exception(): 3rd (13) exception with no resolution")
+    assert found[1] == "exception(): 3rd (13) exception with no resolution"
+
+
 def test_the_packaged_bochs_is_started_out_of_its_debugger():
     bochs = Bochs(PACKAGED)
     assert bochs.command(BOOT).words[-2:] == ("-rc", "/w/bochs.start")

@@ -94,6 +94,25 @@ def test_an_emulator_that_ends_is_a_crash(machine):
     assert [line.strip(" |") for line in str(error).splitlines()[1:]] == ["one", "two", "stand: 3rd exception"]
 
 
+def test_an_emulator_that_says_it_cannot_go_on_is_ended_and_a_crash(machine):
+    begin = time.monotonic()
+    steps = ("say wsw-lab: ready", "say wsw-lab: running", "log 17p[CPU0  ] >>PANIC<< exception(): 3rd (14) exception")
+    error = fails(machine, MachineCrashed, *steps, "sleep 60")
+    assert time.monotonic() - begin < 10
+    why = "could not go on while running, without a word from the guest (stand: exception(): 3rd (14) exception)"
+    assert why in str(error)
+
+
+def test_an_emulator_that_ends_by_its_panic_says_which(machine):
+    error = fails(machine, MachineCrashed, "log >>PANIC<< one", "log >>PANIC<< another", "log bye", "exit 1")
+    assert "ended with status 1 while booting, without a word from the guest (stand: another)" in str(error)
+
+
+def test_a_panic_that_is_none_ends_nothing(machine):
+    stand = Stand(("log >>PANIC<< nothing", *GOOD), mark="wsw-good")
+    assert run(machine, [JOB], through=stand).results[0].status == 0
+
+
 def test_a_machine_that_does_not_end_hangs(machine):
     begin = time.monotonic()
     error = fails(machine, MachineHung, "say Booting", "sleep 60", deadline=0.7)

@@ -46,6 +46,7 @@ class Running:
     Attributes:
         lines: The last lines of the console, oldest first.
         pid: Of the emulator, which is also its process group.
+        given_up: Why the emulator cannot go on, as its log says; empty while it can.
     """
 
     def __init__(self, command: Command, folder: Path, pass_fds: Sequence[int] = ()) -> None:
@@ -57,6 +58,8 @@ class Running:
         self._buffer = b""
         self._pending: deque[str] = deque()
         self._process: subprocess.Popen[bytes] | None = None
+        self._log_read = 0
+        self.given_up = ""
         self.lines: deque[str] = deque(maxlen=KEPT)
 
     def __enter__(self) -> Running:
@@ -163,7 +166,8 @@ class Running:
             self._screen = -1
 
     def read_lines(self, until: float) -> Iterator[str]:
-        """Lines of the console as they come, until it is closed or :func:`time.monotonic` is *until*.
+        """Lines of the console as they come, until it is closed, the emulator gives up, or :func:`time.monotonic` is
+        *until*.
 
         A caller may stop at a line and go on with the next by another call.
         """
@@ -176,6 +180,9 @@ class Running:
             if data is None:
                 break
             self._split(data)
+            if self._gives_up():
+                break
+        self._gives_up()
         self._split(b"\n" if self._buffer else b"")
         while self._pending:
             yield self._pending.popleft()
@@ -214,7 +221,7 @@ class Running:
         try:
             status = self._process.wait(_GOING)
         except subprocess.TimeoutExpired:
-            return "closed its console"
+            return "could not go on" if self.given_up else "closed its console"
         return f"ended with status {status}" if status >= 0 else f"was killed by {_signal(-status)}"
 
     def output(self) -> list[str]:
@@ -226,6 +233,24 @@ class Running:
         except OSError:
             return []
         return [line for line in lines if _EXPECTED not in line]
+
+    def _gives_up(self) -> bool:
+        """Whether its log says so by now; only whole lines that came since are read."""
+        place, pattern = self._command.log, self._command.given_up
+        if place is None or pattern is None:
+            return False
+        try:
+            with place.open("rb") as file:
+                file.seek(self._log_read)
+                data = file.read()
+        except OSError:
+            return False
+        whole = data[: data.rfind(b"\n") + 1]
+        self._log_read += len(whole)
+        for found in map(pattern.search, whole.decode("utf-8", "replace").splitlines()):
+            if found:
+                self.given_up = found[found.re.groups].strip()
+        return bool(self.given_up)
 
     def close(self) -> None:
         """Kill it and all it started, if it runs, and close what is open."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -60,6 +61,8 @@ class Command:
         console: The file or terminal that carries the guest's console; None where it is standard input and output.
         interactive: The console is to be a terminal.
         screen: It wants a terminal on its standard output, for a display nobody looks at.
+        log: The file in which it says why it ends, or cannot go on; None where it has none.
+        given_up: Matches a line of *log* after which nothing sensible comes; its last group is what to show.
     """
 
     words: tuple[str, ...]
@@ -67,6 +70,8 @@ class Command:
     console: Path | None = None
     interactive: bool = False
     screen: bool = False
+    log: Path | None = None
+    given_up: re.Pattern[str] | None = None
 
     def shell(self) -> str:
         """As one line for a shell."""

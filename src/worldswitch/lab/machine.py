@@ -197,8 +197,9 @@ class Start:
                 f"{self.what} was still {stage} after {self.limit:g} s and was ended; a longer deadline helps if it was"
                 " only slow", lines, stage,
             )  # fmt: skip
+        why = f" ({self.emulator.name}: {printable(running.given_up)})" if running.given_up else ""
         raise MachineCrashed(
-            f"{self.what} {running.ending()} while {stage}, without a word from the guest", lines, stage
+            f"{self.what} {running.ending()} while {stage}, without a word from the guest{why}", lines, stage
         )
 
     def collect(self, running: Running, boot: Boot, count: int) -> Results:
