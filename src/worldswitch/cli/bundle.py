@@ -100,17 +100,18 @@ def _one_image(words: Iterable[str]) -> bytes:
 
 
 def _write(output: str, data: bytes) -> None:
+    from worldswitch.record.whole import write_whole
+
     path = Path(output)
-    draft = path.with_name(f".{path.name[:200]}.part")
     if path.is_dir() or not path.name:
         raise UsageError(f"{printable(output)!r} is a folder; give -o the name of a file")
     try:
-        draft.write_bytes(data)
-        draft.chmod(0o644 if output.endswith(".img") else 0o755)
-        draft.replace(path)
-    except OSError as error:
-        draft.unlink(missing_ok=True)
-        raise MissingError(f"cannot write {printable(output)}: {error.strerror}; give -o another name") from None
+        write_whole(path, data)
+        if path.is_file():  # a pipe or a device stays as it is
+            path.chmod(0o644 if output.endswith(".img") else 0o755)
+    except (OSError, RuntimeError, ValueError) as error:
+        why = getattr(error, "strerror", None) or str(error)
+        raise MissingError(f"cannot write {printable(output)}: {why}; give -o another name") from None
 
 
 def _python(more: Iterable[str], output: str) -> str:

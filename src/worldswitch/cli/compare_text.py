@@ -199,7 +199,10 @@ def _notes(found: Comparison) -> Iterator[str]:
         )
         paired = [time for time in measured if time.pairs]
         if paired:
-            yield "A and B took turns (A B B A), so what changed on the host meanwhile is not in the difference"
+            yield (
+                "A and B took turns (A B B A), and what is told is the median of the differences within turns: what "
+                "changed on the host meanwhile is not in it"
+            )
         if len(paired) < len(measured):
             yield (
                 "A and B were measured one after the other: what else changed on the host in between is in the "

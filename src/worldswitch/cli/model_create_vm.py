@@ -73,6 +73,8 @@ def take(parameters: dict[str, str], smp: int) -> Bursts:
 def _number(name: str, short: str, value: str) -> dict[str, Any]:
     if not (value.isascii() and value.isdigit() and len(value) < 8):
         raise UsageError(f"--set {name}={printable(value)}: say a whole number")
+    if short == "cpus" and not int(value):
+        raise UsageError(f"--set {name}=0: nothing runs without a CPU; leave it out for one CPU for each VM of a burst")
     return {"pause_s": int(value) / 1000} if short == "pause_ms" else {short: int(value)}
 
 

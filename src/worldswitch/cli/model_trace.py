@@ -20,6 +20,10 @@ MOST_EXITS = 500_000
 """Exits of one recording: each is a few rows in memory, and every pass is executed."""
 
 
+MOST_PASSES = 500_000
+"""Passes of one recording: a pass without an exit is executed as well, and shows in no event."""
+
+
 def name_of(output: str, spec: str, policy: Policy, programs: int, hosts: int) -> str:
     """The file for one program on one host: *output*, with what tells it from the others in its name."""
     words: list[str] = [spec] if programs > 1 else []
@@ -35,8 +39,13 @@ def refuse_large(program: Program, cell: Cell) -> None:
         cell: What the run without events counted.
 
     Raises:
-        UsageError: The run has more than :data:`MOST_EXITS` exits.
+        UsageError: The run has more than :data:`MOST_EXITS` exits, or :data:`MOST_PASSES` passes.
     """
+    if cell.n > MOST_PASSES:
+        raise UsageError(
+            f"{program.name} with -n {cell.n} makes {cell.n:,} passes, and --trace on the model executes each and goes "
+            f"to {MOST_PASSES:,}; take -n {MOST_PASSES}"
+        )
     exits = cell.counters["exits"]
     assert isinstance(exits, int)
     if exits > MOST_EXITS:
@@ -55,4 +64,13 @@ def keep(found: Run, policy: Policy, command: Sequence[str], output: str) -> str
     trace.meta.notes.append("events of a model: their order is that of the rules, their times only number them")
     written = write(trace, chosen(output))
     left = f", {sum(written.skipped.values()):,} left out, which the format cannot take" if written.skipped else ""
-    return f"{printable(output)}: {written.events:,} events of the model{left}; next: wsw analyze {printable(output)}"
+    said = f"{printable(output)}: {written.events:,} events of the model{left}"
+    return f"{said}; {_next(output, chosen(output).format, str(policy.kernel))}"
+
+
+def _next(output: str, form: str, kernel: str) -> str:
+    """What the recording is good for: not every format can be read back, or says what kernel it is of."""
+    name = printable(output)
+    if form == "perfetto":
+        return "to look at in ui.perfetto.dev; for wsw analyze and whatif record a folder, a .data or a .dat"
+    return f"next: wsw analyze {name}" + (f", wsw whatif {name} --from {kernel}" if form == "ftrace" else "")

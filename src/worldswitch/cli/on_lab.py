@@ -11,7 +11,7 @@ from worldswitch.cli import lab_programs, lab_trace, recording_target
 from worldswitch.cli.lab_spots import Spot, in_spot, spots
 from worldswitch.cli.side_by_side import side_by_side
 from worldswitch.errors import MissingError, UsageError, WorldswitchError
-from worldswitch.kit.running import Failure, Say, Settings, Work
+from worldswitch.kit.running import Failure, Say, Settings, Told, Work
 from worldswitch.lab import artifacts
 
 if TYPE_CHECKING:
@@ -111,7 +111,7 @@ def _start(
         yield from lab_programs.outcomes(task, result, spot, machine, done)
     if trace is not None and tool is not None:
         try:
-            say(lab_trace.keep(done.results[0], tool, trace))
+            say(Told(lab_trace.keep(done.results[0], tool, trace)))
         except WorldswitchError as error:  # of what was counted nothing is lost
             yield Failure(spot.name, _plain(error))
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from worldswitch.cli import cost_sets, model_create_vm, model_trace, recording_target
 from worldswitch.errors import UnknownNameError, UsageError, WorldswitchError, printable
-from worldswitch.kit.running import Failure, Say, Settings, Work
+from worldswitch.kit.running import Failure, Say, Settings, Told, Work
 from worldswitch.live.cells import CREATE_VM
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ class OnModel:
                     cell = self._cell(one, policy, settings)
                     yield cell
                     if self._trace is not None:
-                        say(self._recorded(one, cell, policy, len(work)))
+                        say(Told(self._recorded(one, cell, policy, len(work))))
                 except WorldswitchError as error:
                     yield Failure(one.spec, error)
 

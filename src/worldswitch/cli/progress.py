@@ -47,6 +47,12 @@ class Line:
         sys.stderr.write(f"\r\x1b[K{text()}" if self.on_terminal else f"{text()}\n")
         sys.stderr.flush()
 
+    def tell(self, sentence: str) -> None:
+        """Say what is to stay, on a line of its own."""
+        self.clear()
+        sys.stderr.write(f"{sentence}\n")
+        sys.stderr.flush()
+
     def clear(self) -> None:
         """Leave the terminal as it was."""
         if self._drawn:

@@ -3,23 +3,36 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from worldswitch.cli import DONE, INTERRUPTED, MISSING, UNSTABLE, USAGE, conditions, cost_sets, options
+from worldswitch.cli import (
+    DONE,
+    FOUND,
+    INTERRUPTED,
+    MISSING,
+    UNSTABLE,
+    USAGE,
+    conditions,
+    cost_sets,
+    options,
+    run_python,
+)
 from worldswitch.cli.machines import Machine, machines
 from worldswitch.cli.termination import ended_politely
 from worldswitch.cli.work import prepare
 from worldswitch.errors import MissingError, UsageError, WorldswitchError, printable
-from worldswitch.kit.running import Failure, Settings, Work, settings_of
+from worldswitch.kit.running import Failure, Say, Settings, Told, Work, settings_of
 from worldswitch.kit.words import LARGEST_N, MOST_RUNS
 
 if TYPE_CHECKING:
     from worldswitch.cli.conditions import Conditions
     from worldswitch.record.result import Cell, Result
+    from worldswitch.stats.compare import Comparison
 
 
 class _Remembering(click.Command):
@@ -60,7 +73,9 @@ class _Outcome:
 @click.option(
     "--set", "sets", multiple=True, metavar="NAME=VALUE", help="cpuid.FEATURE=0|1; lab, model: nx_huge_pages=never, ..."
 )
-@click.option("--deadline", default="10s", metavar="DURATION", help="Stop a guest that runs longer.  [default: 10s]")
+@click.option("--compare", metavar="A,B", help="Two kernels, or NAME=VALUE,NAME=VALUE: run both in turns; a verdict.")
+@click.option("--junit", metavar="FILE", help="With --compare: write the verdicts as JUnit XML too.")
+@click.option("--deadline", metavar="DURATION", help="Stop a guest that runs longer.  [default: 10s]")
 @click.option("--save", metavar="FILE", help="Keep the results, for wsw compare.")
 @click.option("--trace", "output", metavar="OUT", help="Record KVM's events too; the ending tells the format.")
 @click.option("--vms", type=click.IntRange(0, 100_000), help="create-vm: idle VMs that are there already.")
@@ -81,7 +96,9 @@ def run(
     n: int | None,
     repeat: int | None,
     sets: tuple[str, ...],
-    deadline: str,
+    deadline: str | None,
+    compare: str | None,
+    junit: str | None,
     save: str | None,
     output: str | None,
     as_json: bool,
@@ -95,9 +112,16 @@ def run(
     """
     asked = conditions.take(rest, sets, on, output)
     work = prepare(programs)
-    settings = settings_of(work, n, repeat, conditions.features(sets), deadline, rest)
+    where = [word.strip() for word in on.split(",")]
+    settings = settings_of(work, n, repeat, conditions.features(sets), deadline, rest, where)
+    if compare is not None:
+        if output is not None:
+            raise UsageError("--trace records one run and --compare runs many; leave one of them out")
+        return _compare(compare, on, work, settings, asked, ctx.meta["words"], (save, junit), as_json, as_python)
+    if junit is not None:
+        raise UsageError("--junit writes verdicts, and only --compare gives some")
     if as_python:
-        click.echo(_python(work, settings) if on == "kvm" else _python_on(on, work, settings, asked))
+        click.echo(run_python.here(work, settings) if on == "kvm" else run_python.on(on, work, settings, asked))
         return DONE
     chosen = machines(on, asked)
     _check_writable(save)
@@ -121,6 +145,59 @@ def run(
     return done.status
 
 
+def _compare(
+    text: str,
+    on: str,
+    work: Sequence[Work],
+    settings: Settings,
+    asked: Conditions,
+    words: tuple[str, ...],
+    files: tuple[str | None, str | None],
+    as_json: bool,
+    as_python: bool,
+) -> int:
+    """Run under two conditions in turns; *files* are those for the results and for the verdicts as JUnit XML."""
+    from worldswitch.cli import ab
+
+    if as_python:
+        click.echo(ab.python(text, on, [one.spec for one in work], *run_python.calls(asked, settings)))
+        return DONE
+    save, junit = files
+    chosen = ab.plan(text, on, asked, settings)
+    _check_writable(save)
+    started = _now()
+    with ended_politely():
+        done = _Outcome()
+        _finish(done, on, len(work) == 1, lambda say: ab.run(chosen, work, say))
+        result = _result(
+            done, [(on, chosen.machines[0])], ("wsw", "run", *words), settings, asked, started, ab.parameters(chosen)
+        )
+        found = ab.compared(result, chosen.sides[0].name) if len(done.cells) > 1 else None
+        if save is not None and done.cells:
+            from worldswitch.record.resultfile import save as keep
+
+            keep(result, save)
+        if found is None or done.interrupted:
+            _show(result, done, as_json)
+            return done.status
+        return _show_compared(result, found, done, as_json, junit)
+
+
+def _show_compared(result: Result, found: Comparison, done: _Outcome, as_json: bool, junit: str | None) -> int:
+    from worldswitch.cli.compare import show, write_junit
+    from worldswitch.cli.compare_text import to_json
+
+    if as_json:
+        if junit is not None:
+            write_junit(found, junit)
+        failures = [{"program": one.spec, "error": str(one.error)} for one in done.failures]
+        options.print_json({**result.to_run_json(), "comparison": to_json(found), "failures": failures})
+        status = FOUND if found.worse else DONE
+    else:
+        status = show(found, False, junit)
+    return done.status if done.failures else status
+
+
 def _now() -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
 
@@ -142,31 +219,43 @@ def _check_writable(save: str | None) -> None:
 
 
 def _run(chosen: Sequence[tuple[str, Machine]], work: Sequence[Work], settings: Settings) -> _Outcome:
+    alone = len(work) == 1
+    done = _Outcome()
+    for name, machine in chosen:
+        if not done.interrupted:
+            _finish(done, name, alone, partial(machine.run, work, settings))
+    return done
+
+
+def _finish(done: _Outcome, name: str, alone: bool, run: Callable[[Say], Iterator[Cell | Failure]]) -> None:
+    """Add to *done* what *run* gives on the machine *name*."""
     from worldswitch.cli.progress import Line
 
-    done, line = _Outcome(), Line()
+    line = Line()
+
+    def say(text: str) -> None:
+        if isinstance(text, Told):
+            line.tell(text)
+        else:
+            line.say(lambda: text)
 
     def failed(spec: str, error: WorldswitchError) -> None:
         line.clear()
-        alone = len(work) == 1 and spec in (work[0].spec, *(name for name, _ in chosen))
         click.echo(f"wsw: {error}" if alone else f"wsw: {printable(spec)}: {error}", err=True)
         done.failures.append(Failure(spec, error))
 
     try:
-        for name, machine in chosen:
-            try:
-                for one in machine.run(work, settings, lambda text: line.say(lambda: text)):
-                    if isinstance(one, Failure):
-                        failed(*one)
-                    else:
-                        done.cells.append(one)
-            except WorldswitchError as error:
-                failed(name, error)
+        for one in run(say):
+            if isinstance(one, Failure):
+                failed(*one)
+            else:
+                done.cells.append(one)
+    except WorldswitchError as error:
+        failed(name, error)
     except KeyboardInterrupt:
         done.interrupted = True
     finally:
         line.clear()
-    return done
 
 
 def _result(
@@ -176,13 +265,14 @@ def _result(
     settings: Settings,
     asked: Conditions,
     started: str,
+    more: Mapping[str, Any] | None = None,
 ) -> Result:
     from dataclasses import asdict
 
     from worldswitch import __version__
     from worldswitch.record.result import Environment, Provenance, Result
 
-    parameters = {**asdict(settings), **asked.document()}
+    parameters = {**asdict(settings), **asked.document(), **(more or {})}
     provenance = Provenance(__version__, argv, parameters, None, started, _now(), cost_sets.origins(asked.costs))
     environment = chosen[0][1].environment() if len(chosen) == 1 else Environment()
     return Result(tuple(done.cells), provenance, environment)
@@ -223,52 +313,3 @@ def _without_trace(words: Sequence[str]) -> list[str]:
         elif not word.startswith("--trace="):
             kept.append(word)
     return kept
-
-
-def _python(work: Sequence[Work], settings: Settings) -> str:
-    """Calls of what :func:`worldswitch.kit.running.run_here` is made of."""
-    guests = [one.spec for one in work if one.image is not None]
-    head: list[str] = []
-    body: list[str] = []
-    if guests:
-        given: dict[str, Any] = {"n": settings.n, "repeat": settings.repeat}
-        given["hide"] = [name for name, shown in settings.features.items() if not shown] or None
-        given["show"] = [name for name, shown in settings.features.items() if shown] or None
-        given["deadline_s"] = settings.deadline
-        chosen = ", ".join(f"{name}={value!r}" for name, value in given.items() if value is not None)
-        head += ["from worldswitch.cli.work import assembled", "from worldswitch.live.bench import measure"]
-        body += [f"for spec in {guests!r}:", f"    print(measure(assembled(spec), {chosen}))"]
-    if len(guests) < len(work):
-        plan = dict(settings.create_vm) | ({} if settings.repeat is None else {"rounds": settings.repeat})
-        chosen = ", ".join(f"{name}={value!r}" for name, value in plan.items())
-        head += ["from worldswitch.live import create_vm", "from worldswitch.live.device import Kvm"]
-        body += ["with Kvm() as kvm:", f"    print(create_vm.measure(create_vm.Plan({chosen}), kvm).create_ns)"]
-    return "\n".join([*head, "", *body])
-
-
-def _python_on(on: str, work: Sequence[Work], settings: Settings, asked: Conditions) -> str:
-    """The same by the machines' Protocol."""
-    from dataclasses import fields
-
-    def call(value: Any, kind: type) -> str:
-        given = {one.name: getattr(value, one.name) for one in fields(kind)}
-        default = kind()
-        chosen = (f"{name}={what!r}" for name, what in given.items() if what != getattr(default, name))
-        return f"{kind.__name__}({', '.join(chosen)})"
-
-    asking, running = call(asked, conditions.Conditions), call(settings, Settings)
-    head = ["from pathlib import PosixPath", ""] if "Path(" in asking else []
-    return "\n".join(
-        [
-            *head,
-            "from worldswitch.cli.conditions import Conditions",
-            "from worldswitch.cli.machines import machines",
-            "from worldswitch.cli.work import prepare",
-            "from worldswitch.kit.running import Settings",
-            "",
-            f"work = prepare({[one.spec for one in work]!r})",
-            f"for name, machine in machines({on!r}, {asking}):",
-            f"    for cell in machine.run(work, {running}, print):",
-            "        print(cell)",
-        ]
-    )

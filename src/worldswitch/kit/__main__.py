@@ -55,7 +55,7 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("-n", type=_number(1, words.LARGEST_N), help="units to run")
     run.add_argument("--repeat", type=_number(0, words.MOST_RUNS), help="runs that are timed; 0 only counts")
     run.add_argument("--set", action="append", default=[], metavar="cpuid.FEATURE=0|1", help="hide or show it")
-    run.add_argument("--deadline", default=f"{words.DEADLINE:g}s", metavar="DURATION", help="what a run may take")
+    run.add_argument("--deadline", metavar="DURATION", help=f"what a run may take (default: {words.DEADLINE:g}s)")
     run.add_argument("--json", action="store_true", help="print JSON with stable keys")
     run.add_argument("--save", metavar="FILE", help="keep the results, for wsw compare")
     vms = run.add_argument_group("create-vm")

@@ -16,7 +16,13 @@ if TYPE_CHECKING:
     from worldswitch.record.result import Cell
 
 Say = Callable[[str], None]
-"""Shows how far it is, if it is time to."""
+"""Shows how far it is, if it is time to; a :class:`Told` in any case."""
+
+
+class Told(str):
+    """A sentence that is not about how far it is, and stays."""
+
+    __slots__ = ()
 
 
 @dataclass(frozen=True)
@@ -56,19 +62,43 @@ def settings_of(
     n: int | None,
     repeat: int | None,
     sets: Iterable[str],
-    deadline: str,
+    deadline: str | None,
     create: Mapping[str, Any],
+    on: Sequence[str] = ("kvm",),
 ) -> Settings:
     """The settings that the words of a command line mean; *create* has create-vm's options, None or False if not given.
 
+    Args:
+        on: The machines to run on.
+
     Raises:
-        UsageError: A word means nothing, or is for a program that is not among those to run.
+        UsageError: A word means nothing, or is for a program or machine that is not among those to run.
     """
+    sets = list(sets)
+    _refuse_unheeded(
+        work, on, {"-n": n, "--repeat": repeat, "--set cpuid.FEATURE": sets or None, "--deadline": deadline}
+    )
     given = {name: value for name, value in create.items() if value is not None and value is not False}
     if given and not any(one.spec in HOST_PROGRAMS for one in work):
         name = next(iter(given)).replace("_", "-")
         raise UsageError(f"--{name} is for the program create-vm, which is not among those to run")
-    return Settings(n, repeat, features(sets), seconds(deadline), given)
+    return Settings(n, repeat, features(sets), DEADLINE if deadline is None else seconds(deadline), given)
+
+
+def _refuse_unheeded(work: Sequence[Work], on: Sequence[str], given: Mapping[str, Any]) -> None:
+    """Refuse an option that nothing among those to run would take notice of."""
+    guests = any(one.spec not in HOST_PROGRAMS for one in work)
+    timed = any(machine != "model" for machine in on)
+    for option, value in given.items():
+        if value is None:
+            continue
+        if option != "--repeat" and not guests:
+            instead = "; --repeat says how many rounds, --burst how many VMs in each" if option == "-n" else ""
+            raise UsageError(f"{option} is for guest programs, and for create-vm none runs{instead}")
+        if option == "--deadline" and not timed:
+            raise UsageError("--deadline is for guests that really run; the model ends by itself, so leave it out")
+        if option == "--repeat" and not timed and all(one.spec not in HOST_PROGRAMS for one in work):
+            raise UsageError("--repeat is for runs that take time; the model counts the same each time: leave it out")
 
 
 class Failure(NamedTuple):

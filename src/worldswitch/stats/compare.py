@@ -195,5 +195,6 @@ def _metrics(cell: Cell) -> dict[str, Metric]:
         groups = [metric.values[at : at + size] for at in range(0, len(metric.values), size)]
         for what, take in (("median", median), ("slowest", max)):
             name = f"{metric.name}, {what} of {size}"
-            found[name] = Metric(name, metric.unit, tuple(take(group) for group in groups))
+            # A burst has one turn, that of its first.
+            found[name] = Metric(name, metric.unit, tuple(take(group) for group in groups), turns=metric.turns[::size])
     return found
