@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test check bench fuzz lab system-deps install clean lock
+.PHONY: demo test check bench docs fuzz lab system-deps install clean lock
 
 install: $(STAMP)
 
@@ -36,6 +36,10 @@ test: check
 bench: install
 	$(BIN)/python benchmarks/bench.py
 
+# The documentation, in site/: open site/index.html, or for a search that works: python3 -m http.server -d site
+docs: install
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+
 # Without atheris (it has no wheel for every Python) the targets run under a mutation loop of our own, which says so.
 fuzz: install
 	-$(BIN)/python -m pip install --quiet --disable-pip-version-check --requirement requirements-fuzz.lock
@@ -54,5 +58,5 @@ lock:
 	$(BIN)/uv pip compile --universal --python-version 3.11 --extra dev --extra docs --extra fleet --extra tui --quiet --no-header pyproject.toml -o requirements.lock
 
 clean:
-	rm -rf $(VENV) build demo .pytest_cache .mypy_cache .ruff_cache .hypothesis src/*.egg-info
+	rm -rf $(VENV) build demo site .pytest_cache .mypy_cache .ruff_cache .hypothesis src/*.egg-info
 	find src -name '*.so' -delete

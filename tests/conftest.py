@@ -160,11 +160,20 @@ def _no_chromium() -> str | None:
     return None if chromium() else "no chromium is on PATH; `make system-deps` installs it"
 
 
+def _no_docs() -> str | None:
+    """Whether the documentation site can be built."""
+    from importlib.util import find_spec
+
+    missing = [name for name in ("material", "mkdocstrings") if find_spec(name) is None]
+    return f"{' and '.join(missing)} not installed; they come with the extra docs" if missing else None
+
+
 ABILITIES = {
     "buildroot": lambda: _nothing_of("buildroots"),
     "build": lambda: _nothing_of("builds"),
     "cgroups": _no_cgroups,
     "chromium": _no_chromium,
+    "docs": _no_docs,
     "kvm": _no_kvm,
     "kvm-events": _no_kvm_events,
     "lab": _no_lab,
@@ -201,8 +210,27 @@ def plain_recording(tmp_path_factory: pytest.TempPathFactory):
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Say how many tests the uncompiled run left out; -ra names each."""
+    """Say how many tests the uncompiled run left out (-ra names each), and what of the documents is only shown."""
+    reports = [report for kind in terminalreporter.stats.values() for report in kind if hasattr(report, "nodeid")]
+    if any(report.nodeid.startswith("tests/test_documents.py") for report in reports):
+        _say_what_is_only_shown(terminalreporter)
     if UNCOMPILED:
         skipped = terminalreporter.stats.get("skipped", [])
         count = sum("takes minutes uncompiled" in str(report.longrepr) for report in skipped)
         terminalreporter.write_line(f"uncompiled: {count} tests left out because they take minutes")
+
+
+def _say_what_is_only_shown(terminalreporter: pytest.TerminalReporter) -> None:
+    """Name the commands of the documents that no test runs."""
+    sys.path.append(str(Path(__file__).resolve().parent.parent / "tools"))
+    from docs_commands import blocks, commands, documents
+
+    found = [one for page in documents() for one in commands(page)]
+    parsed = [one for one in found if one.takes_minutes and not one.shown]
+    shown = [one for page in documents() for one in blocks(page) if one.language == "text"]
+    terminalreporter.write_line(
+        f"documents: {len(found) - len(parsed)} commands to run, {len(parsed)} of the lab parsed and not run, "
+        f"{len(shown)} blocks of text only shown, which are:"
+    )
+    for one in shown:
+        terminalreporter.write_line(f"  {one.document.name}: {one.text.splitlines()[0].strip()[:100]}")

@@ -1,4 +1,4 @@
-"""What MkDocs calls while it builds the documentation: adds the pages made from the code, and mends what Markdown lacks."""
+"""What MkDocs calls while it builds: adds the pages made from the code, and mends what Markdown and the theme lack."""
 
 from __future__ import annotations
 
@@ -11,10 +11,8 @@ from mkdocs.structure.files import File
 if TYPE_CHECKING:
     from mkdocs.config.defaults import MkDocsConfig
     from mkdocs.structure.files import Files
-    from mkdocs.structure.pages import Page
 
 _ROLE = re.compile(r":(?:func|class|meth|mod|data|attr):<code>~?([^<]+)</code>")
-_TABLE = re.compile(r"<table>")
 
 
 def on_files(files: Files, config: MkDocsConfig, **_: Any) -> Files:
@@ -24,6 +22,11 @@ def on_files(files: Files, config: MkDocsConfig, **_: Any) -> Files:
     return files
 
 
-def on_page_content(html: str, page: Page, **_: Any) -> str:
+def on_page_content(html: str, **_: Any) -> str:
     """Docstrings name other names the way Sphinx does; here they are code."""
     return _ROLE.sub(lambda found: f"<code>{found[1].removeprefix('worldswitch.')}</code>", html)
+
+
+def on_post_page(output: str, **_: Any) -> str:
+    """The theme's search is a dialog without a name, which a screen reader needs."""
+    return output.replace('role="dialog">', 'role="dialog" aria-label="Search">', 1)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -158,7 +159,7 @@ def tests_that_name(ids: Iterable[str]) -> dict[str, list[str]]:
 
 
 def support_page() -> str:
-    """Which kernels, processors and ways to page are modelled, how far each was held against reality, and every fact."""
+    """Which kernels, processors and ways to page are modelled, how far reality agreed, and every fact."""
     rows = table.load(CONFORMANCE)
     unverified = [fact for fact in facts().values() if not fact.verified]
     return "\n".join(
@@ -292,7 +293,9 @@ def every_command() -> Iterator[tuple[str, tuple[str, ...], click.Command]]:
 
 def interface_page(title: str, modules: Sequence[str]) -> str:
     """The public names of some modules, from their docstrings."""
-    return f"# {title}\n\n" + "\n".join(f"::: {module}\n" for module in modules)
+    return f"# {title}\n\n" + "\n".join(
+        f"::: {module}\n    options:\n      toc_label: {module.removeprefix('worldswitch.')}\n" for module in modules
+    )
 
 
 def interface_overview() -> str:
@@ -301,11 +304,15 @@ def interface_overview() -> str:
 
     rows = []
     for name in worldswitch.__all__:
-        home = getattr(worldswitch, name).__module__
-        page = next((page for page, (_, modules) in INTERFACE.items() if home in modules), "")
-        path = f"{home}.{name}"
-        shown = f"[`{name}`]({page}.md#{path})" if page else f"`{name}`"
-        rows.append([shown, f"`{home}`", plain(_first_line(getattr(worldswitch, name)))])
+        thing = getattr(worldswitch, name)
+        page, module = next(
+            (page, module)
+            for page, (_, modules) in INTERFACE.items()
+            for module in modules
+            if getattr(import_module(module), name, None) is thing
+        )
+        link = f"[`{name}`]({page}.md#{module}.{name})"
+        rows.append([link, f"`{module}`", plain((thing.__doc__ or "").strip().partition("\n")[0])])
     listed = "".join(
         f"- [{title}]({page}.md): {', '.join(f'`{module}`' for module in modules)}\n"
         for page, (title, modules) in INTERFACE.items()
@@ -317,7 +324,3 @@ def interface_overview() -> str:
         + "\nEverything below is typed, prints nothing and never exits; errors are "
         "[`WorldswitchError`](basics.md#worldswitch.errors.WorldswitchError).\n\n" + listed
     )
-
-
-def _first_line(thing: object) -> str:
-    return (thing.__doc__ or "").strip().partition("\n")[0]
