@@ -17,6 +17,8 @@ _LEAST_MEMORY = 1 << 30
 _AHEAD = 3
 """Pieces on their way to each thread: enough that none waits, few enough that memory stays flat."""
 _CONNECT_S = 10.0
+_STARTS = 3
+"""A worker that is killed while it starts takes the others with it."""
 _LOOPBACK = "127.0.0.1"
 
 
@@ -87,20 +89,30 @@ def _fitting() -> int:
 @contextmanager
 def _local(workers: int) -> Iterator[Any]:
     """Processes of one thread each; nothing of it can be reached from another machine."""
-    import distributed
-
-    made = distributed.LocalCluster(
-        n_workers=workers,
-        threads_per_worker=1,
-        host=_LOOPBACK,
-        dashboard_address=f"{_LOOPBACK}:0",
-        worker_dashboard_address=None,
-        silence_logs=50,
-    )
+    made = _started(workers)
     try:
         yield made
     finally:
         made.close(timeout=10)
+
+
+def _started(workers: int) -> Any:
+    import distributed
+
+    why = ""
+    for _ in range(_STARTS):
+        try:
+            return distributed.LocalCluster(
+                n_workers=workers,
+                threads_per_worker=1,
+                host=_LOOPBACK,
+                dashboard_address=f"{_LOOPBACK}:0",
+                worker_dashboard_address=None,
+                silence_logs=50,
+            )
+        except (RuntimeError, OSError, TimeoutError) as error:
+            why = str(error)
+    raise MissingError(f"no workers could be started here ({printable(why)}); --workers 0 does without")
 
 
 def _security(tls: Tls | None) -> Any:

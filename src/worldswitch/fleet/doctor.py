@@ -53,7 +53,6 @@ class SnapshotWork:
             "kernel": None if host.kernel is None else str(host.kernel),
             "vendor": host.cpu.vendor or None,
             "cpu_model": host.cpu.name or None,
-            "worst": max((int(one.severity) for one in found), default=0),
             "findings": [
                 {
                     "id": one.id, "severity": int(one.severity), "title": one.title, "fix": one.fix.text or _NO_FIX,
@@ -77,7 +76,6 @@ class SnapshotWork:
         )
         schema: dict[str, Any] = {
             **dict.fromkeys(("path", "host", "error", "release", "kernel", "vendor", "cpu_model"), text),
-            "worst": whole,
             "findings": pl.List(finding),
         }
         out = BytesIO()
@@ -157,19 +155,18 @@ def _hosts(rows: pl.DataFrame) -> pl.DataFrame:
     import polars as pl
 
     severity = pl.col("findings").list.eval(pl.element().struct.field("severity"))
-    counts = [severity.list.count_matches(int(level)).alias(level.label) for level in LEVELS]
+    counts = [severity.list.count_matches(int(level)).alias(level.label) for level in reversed(Severity)]
     ids = pl.col("findings").list.eval(
         pl.element().struct.field("id").filter(
             (pl.element().struct.field("severity") == pl.element().struct.field("severity").max())
             & (pl.element().struct.field("severity") > int(Severity.INFO))
         ).unique(maintain_order=True)
     )  # fmt: skip
-    read = rows.filter(pl.col("error").is_null())
-    table = read.select(
-        "host", "release", "kernel", "vendor", "worst", *counts, ids.list.join(", ").alias("worst_findings")
+    labels = [level.label for level in reversed(Severity)]
+    table = rows.filter(pl.col("error").is_null()).select(
+        "host", "release", "kernel", "vendor", *counts, ids.list.join(", ").alias("worst_findings")
     )
-    labels = [level.label for level in LEVELS]
-    return table.sort("worst", *labels, "host", descending=[True, *[True] * len(labels), False])
+    return table.sort(*labels, "host", descending=[*[True] * len(labels), False])
 
 
 def _fixes(rows: pl.DataFrame) -> list[Fix]:

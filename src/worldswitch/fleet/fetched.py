@@ -27,11 +27,12 @@ def as_file(one: Input, most: int) -> Iterator[Path]:
         MissingError: It is gone, no file, or cannot be read.
         TraceFormatError: It is empty, or too large.
     """
-    _insist_on_size(one, most)
     if REMOTE not in one.path:
         _insist_on_file(one.path)
+        _insist_on_size(one, most)
         yield Path(one.path)
         return
+    _insist_on_size(one, most)
     system, path = file_system(one.path)
     suffix = "".join(Path(one.path).suffixes[-2:])
     with tempfile.TemporaryDirectory(prefix="wsw-fleet-") as folder:

@@ -20,7 +20,8 @@ AXES = ("program", "kernel", "cpu", "mmu", "n", "costs", "smp")
 """Names of axes; besides them ``set.NAME`` and ``program.PARAMETER``."""
 _KEYS = ("on", "seed", "sample", "partition", "roots", "axes", "cells_per_piece")
 _SET, _PARAMETER = "set.", "program."
-MACHINES = ("model", "lab")
+MODEL = "model"
+MACHINES = (MODEL, "lab")
 _MOST_CELLS = 1 << 32
 _PER_PIECE = 256
 _FILES = (".toml", ".img")

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from io import BytesIO
 from typing import TYPE_CHECKING, Any
 
+from worldswitch.errors import UsageError, WorldswitchError
 from worldswitch.fleet import engine
 from worldswitch.fleet.pieces import Row, Say
-from worldswitch.fleet.spec import Sweep, Value
+from worldswitch.fleet.spec import MODEL, Sweep, Value
 
 if TYPE_CHECKING:
     import polars as pl
@@ -39,7 +40,7 @@ class SweepWork:
         cells = [self.sweep.cell(number) for number in items]
         outcomes = self.run(cells, self.sweep.folder)
         return [
-            {"cell": number, **_named(cell), **(_outcome(one))}
+            {"cell": number, **_named(cell), **_outcome(one, cell["on"])}
             for number, cell, one in zip(items, cells, outcomes, strict=True)
         ]
 
@@ -84,13 +85,14 @@ def _named(cell: Mapping[str, Value]) -> Row:
     return {name: value if name in ("n", "smp") else str(value) for name, value in cell.items()}
 
 
-def _outcome(of: Cell | Exception) -> Row:
-    from worldswitch.errors import UsageError
+def _outcome(of: Cell | Exception, on: Value) -> Row:
     from worldswitch.record.result import BY_REASON
     from worldswitch.stats.percentile import nearest_rank
 
     if isinstance(of, Exception):
-        return {"status": REFUSED if isinstance(of, UsageError) else FAILED, "error": str(of)}
+        # The model has all it needs: what it will not run, it never will.
+        refused = isinstance(of, UsageError) or (on == MODEL and isinstance(of, WorldswitchError))
+        return {"status": REFUSED if refused else FAILED, "error": str(of)}
     each, counts = of.per_op.get(BY_REASON), of.counters.get(BY_REASON)
     row: Row = {"status": "done", "passes": of.n, "unit": of.unit, "faults": of.faults_total}
     for name in COUNTERS:

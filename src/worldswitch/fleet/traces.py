@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 LARGEST = 2 << 30
 """Bytes of a trace beyond which it is named and left, unless it is asked for."""
 UNKNOWN = "?"
+_NOBODY = frozenset({None, "", "(none)", "localhost", "localhost.localdomain"})
+"""What hosts are called that nobody gave a name."""
 _MOST_PARTS = 32
 
 
@@ -121,7 +123,7 @@ class TraceWork:
         return {
             "path": item.path,
             "size": item.size,
-            "host": host or meta.host or item.path,
+            "host": host or (item.path if meta.host in _NOBODY else meta.host),
             "class": kind,
             "error": None,
             "release": (meta.kernel or "").split(" ", 1)[0] or None,
