@@ -65,7 +65,7 @@ class Stand:
         (report,) = found.reports
         document: dict[str, Any] = {"exits": dict(found.exits_by_reason), "counters": dict(found.counters)}
         document["exits"]["interrupt"] = 7
-        document["report"], document["ended"] = None, found.ended
+        document["report"], document["ended"], document["interrupted"] = None, found.ended, []
         if report is not None:
             log = [[f.operation, f.vector, f.error_code, f.cr2, f.rip] for f in report.log]
             document["report"] = {

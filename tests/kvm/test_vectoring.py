@@ -21,7 +21,14 @@ KEPT = Host(huge_pages=False, decode_assists=False, next_rip=False, exitintinfo_
 TOGGLED = WriteEntry(space="main", va=VA, level=4, toggle=("U",))
 
 
-def _run(kernel: str, host: Host, *body: Operation, setup: tuple[Operation, ...] = (), n: int = 1) -> Run:
+def _run(
+    kernel: str,
+    host: Host,
+    *body: Operation,
+    setup: tuple[Operation, ...] = (),
+    n: int = 1,
+    interrupted: frozenset[int] = frozenset(),
+) -> Run:
     program = Program(
         name="vectoring",
         summary="A test.",
@@ -33,7 +40,7 @@ def _run(kernel: str, host: Host, *body: Operation, setup: tuple[Operation, ...]
         spaces=(Space("main", (Pages(VA, 0x200000),)),),
         vcpus=(Vcpu(setup=setup, body=body),),
     )
-    return run(program, Policy.of(kernel, "amd", "shadow", []), host=host)
+    return run(program, Policy.of(kernel, "amd", "shadow", []), host=host, interrupted=interrupted)
 
 
 def test_a_write_after_a_delivered_event_is_tried_again() -> None:
@@ -88,3 +95,12 @@ def test_where_it_is_asked() -> None:
     assert not taken_for_vectoring(Policy.of("7.2", "intel", "shadow", []), KEPT)
     assert not taken_for_vectoring(Policy.of("7.2", "amd", "tdp", []), KEPT)
     assert not taken_for_vectoring(Policy.of("7.2", "amd", "shadow", []), Host())
+
+
+def test_an_interrupt_between_makes_kvm_emulate() -> None:
+    """Another run of the leaf's program above, which an exit by an interrupt came into after the #DB."""
+    setup = (WriteEntry(space="main", va=VA, pa=0x11000), Invlpg(VA))
+    body = (SingleStep(), Store(VA + 0xFF0, value=0))
+    found = _run("7.2.13", KEPT, *body, setup=setup, interrupted=frozenset((5, 6)))
+    assert found.exits_by_reason == {"DB excp": 1, "PF excp": 5, "invlpg": 1, "hlt": 1}
+    assert found.ended == ""

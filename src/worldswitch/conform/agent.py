@@ -8,6 +8,7 @@ reason, KVM's statistics, and what the guest left behind; or ``error``.
 from __future__ import annotations
 
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,8 @@ DEADLINE = 20.0
 
 DELIVERY, ADDRESS = 3, 3
 """KVM_INTERNAL_ERROR_DELIVERY_EV, and which of its data is the address (x86.c, kvm_prepare_event_vectoring_exit)."""
+_EXIT = re.compile(r" kvm_exit: (?:vcpu \d+ )?reason (.+?) rip ")
+_MOV_DR = re.compile(r"(?:read|write)_dr\d+$|DR_ACCESS$")
 
 
 def main(kit: str, times: int, count: int) -> None:
@@ -71,10 +74,26 @@ def _exits(tracer: Any) -> dict[str, Any]:
 
     exits = tracer.exits()
     if exits is None:
-        return {"exits": None}
-    for reason, count in reasons.made_by_interrupts(tracer.text()).items():
+        return {"exits": None, "interrupted": []}
+    text = tracer.text()
+    for reason, count in reasons.made_by_interrupts(text).items():
         exits[reason] -= count
-    return {"exits": exits}
+    return {"exits": exits, "interrupted": _interrupted(text)}
+
+
+def _interrupted(text: str) -> list[int]:
+    """Numbers of exits, from 0, before which interrupts came since the last; those they made themselves aside."""
+    from worldswitch.live.reasons import INTERRUPTS
+
+    found: list[int] = []
+    number, last = 0, ""
+    for reason in _EXIT.findall(text):
+        if reason in INTERRUPTS:
+            if number not in found[-1:]:
+                found.append(number)
+        elif not (_MOV_DR.match(reason) and _MOV_DR.match(last)):
+            number, last = number + 1, reason
+    return found
 
 
 def _print(document: dict[str, Any]) -> None:

@@ -47,6 +47,7 @@ class Seen:
         statistics: KVM's, as far as known.
         bare: It leaves no results, so only exits can be compared.
         ended: What KVM ended the guest of before the program's end; empty if it did not.
+        interrupted: As :func:`worldswitch.kvm.vcpu.run` takes it; not compared.
         values: Path of each operation that keeps a value -> the value, of those known.
     """
 
@@ -59,6 +60,7 @@ class Seen:
     log: tuple[FaultSeen, ...] = ()
     values: Mapping[str, int] = field(default_factory=dict)
     ended: str = ""
+    interrupted: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,13 +96,12 @@ def of_model(run: Run) -> Seen:
 def of_agent(document: Mapping[str, Any]) -> Seen:
     """What one of the agent's runs says."""
     exits = {name: count for name, count in (document["exits"] or {}).items() if name not in NOT_COUNTED}
-    report = document["report"]
+    report, interrupted = document["report"], frozenset(document["interrupted"])
     if report is None:
-        return Seen(exits, document["counters"], bare=True, ended=document["ended"])
+        return Seen(exits, document["counters"], bare=True, ended=document["ended"], interrupted=interrupted)
     log = tuple(FaultSeen(*one) for one in report["log"])
-    return Seen(
-        exits, document["counters"], False, report["passes"], report["faults"], report["retries"], log, report["values"]
-    )
+    counts = (report["passes"], report["faults"], report["retries"])
+    return Seen(exits, document["counters"], False, *counts, log, report["values"], interrupted=interrupted)
 
 
 def not_compared(program: Program) -> dict[str, int]:

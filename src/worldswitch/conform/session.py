@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from worldswitch.conform.batch import MOST, Ran, Rig
 from worldswitch.conform.generate import USED, program
-from worldswitch.conform.named import explained
+from worldswitch.conform.named import Expect, explained
 from worldswitch.conform.seen import Difference, Seen, differences, not_compared, of_model, statistics_differences
 from worldswitch.conform.shrink import shrink
 from worldswitch.errors import MissingError, WorldswitchError
@@ -143,9 +143,14 @@ def host_of(cpu: str) -> Host:
     return Host(huge_pages=False, decode_assists=not bare, next_rip=not bare)
 
 
-def host_with(cpu: str, without: frozenset[str]) -> Host:
-    """:func:`host_of`, with these fields of it off."""
-    return replace(host_of(cpu), **dict.fromkeys(without, False))
+def expect_without(one: Program, policy: Policy, image: Image, real: Seen) -> Expect:
+    """What the model says on :func:`host_of` without fields of it, interrupted where *real* was."""
+
+    def expect(without: frozenset[str]) -> Seen:
+        host = replace(host_of(policy.vendor), **dict.fromkeys(without, False))
+        return of_model(run(one, policy, image=image, host=host, interrupted=real.interrupted))
+
+    return expect
 
 
 def conform(plan: Plan, machine: Machine, mmu: str, model: str, say: Say) -> Outcome:
@@ -265,11 +270,7 @@ class _Bench:
     def _name(self, item: _Item, real: Seen) -> str:
         """Ids of the named differences that are all that differs."""
         place = (self.found.kernel, self.found.cpu, self.found.mmu)
-
-        def expect(without: frozenset[str]) -> Seen:
-            host = host_with(self.found.cpu, without)
-            return of_model(run(item.program, self.policy, image=item.image, host=host))
-
+        expect = expect_without(item.program, self.policy, item.image, real)
         return explained(expect, real, item.ignored, place)
 
     def _minimize(self, most: int) -> None:

@@ -252,7 +252,7 @@ class Machine(Switch):
         reason = exception_exit(self.policy, PF)
         assert reason is not None
         self.mmu_calls += 1
-        vectoring, own = self.delivered, False
+        vectoring, own = self.delivered and self._uninterrupted(), False
         self.exit(reason, code, va)
         self._page_fault_event(va, code)
         self.stats["pf_taken"] += 1
@@ -330,6 +330,12 @@ class Machine(Switch):
     # ---- exceptions and emulation
 
     def skip_instruction(self, enter: bool = True) -> None:
+    def _uninterrupted(self) -> bool:
+        """Whether no interrupt of the host's led to an exit since the last that is counted."""
+        assert self.retries is not None
+        self.settle()
+        return sum(self.reasons.values()) not in self.retries.interrupted
+
         """KVM goes on behind the instruction that exited, and to the guest again unless userspace comes first."""
         if self.policy.vendor is Vendor.AMD and not self.host.next_rip:
             self.emulated_instruction()

@@ -93,6 +93,7 @@ def run(
     image: Image | None = None,
     record: bool = False,
     whole: bool = False,
+    interrupted: frozenset[int] = frozenset(),
 ) -> Run:
     """Execute *program* with *n* passes of its body (by default its own).
 
@@ -103,6 +104,8 @@ def run(
         image: Of the same program, where it is assembled already.
         record: Keep the events; then every pass is executed.
         whole: Execute every pass, even where the state recurs and the rest follows.
+        interrupted: Numbers of exits, from 0, before which interrupts of the host's led to others, of a single vCPU;
+            heard where they decide about what comes next, and then every pass is executed.
 
     Raises:
         MissingError: The policy's guest lacks a CPUID feature the program needs.
@@ -121,7 +124,13 @@ def run(
         image = assemble(program)
     n = program.default_n if n is None else n
     vm = _vm(program, policy, host or Host(), image, record)
-    guests = [Guest(_machine(vm, entry), program, image, whole or record) for entry in image.entries]
+    whole = whole or record
+    machines = [_machine(vm, entry) for entry in image.entries]
+    for machine in machines:
+        if machine.retries is not None:
+            machine.retries.interrupted = interrupted
+            whole = whole or bool(interrupted)
+    guests = [Guest(machine, program, image, whole) for machine in machines]
     run = guests[0] if len(guests) == 1 else Turns(vm, guests)
     try:
         run.start()

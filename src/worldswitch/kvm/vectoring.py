@@ -45,14 +45,16 @@ class Retries:
 
     Attributes:
         store_at: Where the instruction lies that stores in the operation under way: its last.
+        interrupted: Numbers of exits before which interrupts of the host's led to others.
     """
 
-    __slots__ = ("_last", "_memory", "_shadow", "store_at")
+    __slots__ = ("_last", "_memory", "_shadow", "interrupted", "store_at")
 
     def __init__(self, shadow: Shadow, memory: Memory) -> None:
         self._shadow, self._memory = shadow, memory
         self._last: tuple[int, int] | None = None
         self.store_at = 0
+        self.interrupted: frozenset[int] = frozenset()
 
     def own_table(self, walker: Walker, va: int, code: int) -> bool:
         """Whether a write that faults is to a table below the root that translates it, and KVM finds that out.
