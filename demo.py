@@ -39,6 +39,10 @@ STEPS = (
         ["doctor", "tests/data/hosts/intel-6.1.tar.xz"],
     ),
     ("A timeline to open at ui.perfetto.dev:", ["convert", INTEL, "-o", "demo/vmx-5.10-ept.perfetto.json"]),
+    (
+        "All of it as one page, to open in a browser:",
+        ["report", AMD, INTEL, "tests/data/hosts/intel-6.1.tar.xz", "docs/conformance.json", "-o", "demo/report.html"],
+    ),
 )
 
 KVM = "/dev/kvm"

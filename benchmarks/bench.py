@@ -20,6 +20,7 @@ from pathlib import Path
 import harness
 import make_tenfold
 import model
+import page
 import top
 
 from worldswitch.report.tables import table
@@ -166,6 +167,7 @@ def main() -> None:
         )
     columns = ("what", "time", "events", "memory", "against", "its time", "faster")
     print(table(columns, rows, "Whole processes, medians", left=("what", "against")))
+    page.main(1 if options.quick else 10)
     harness.main()
     model.main()
     top.main()

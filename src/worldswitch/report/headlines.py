@@ -6,6 +6,7 @@ The numbers and the reasons are those of :func:`worldswitch.trace.account.accoun
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -108,7 +109,7 @@ def _removed(study: Study, answer: WhatIf, story: _Story, part: str) -> Finding:
             f"What stays: the {many(_count(story.kept), 'write')} of {story.what} themselves "
             f"({format_ns(_ns(story.kept))}). {sentence(why)}"
         )
-    weight = _FIRST if answer.saving_ns.mid >= _TELLING * answer.total_ns else _NOTED + 1
+    weight = _FIRST if answer.saving_ns.mid >= _TELLING * answer.total_ns else _NOTED
     return Finding(
         "cost",
         _headline(answer, story),
@@ -125,7 +126,8 @@ def _removed(study: Study, answer: WhatIf, story: _Story, part: str) -> Finding:
         bars=_bars(answer, story, there),
         about=study.path,
         link=f"{part}-whatif",
-        weight=weight + answer.saving_ns.mid / max(1, answer.total_ns),
+        # Of several traces the one whose exits took longer comes first.
+        weight=weight + math.log10(max(1.0, answer.saving_ns.mid)),
         ids=("root-churn", "whatif") if story.refaults else ("whatif",),
     )
 

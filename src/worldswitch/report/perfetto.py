@@ -1,7 +1,9 @@
 """Write the JSON trace-event format that ui.perfetto.dev and chrome://tracing open.
 
 One process per VM, one track per thread. From each exit to the next entry of its thread stands a slice
-named by the exit reason; everything else is an instant. 64-bit values are hexadecimal strings, since
+named by the exit reason; everything else is an instant. Counters say how many exits a second there were by reason,
+and what happened to pages; arrows lead from a write of CR0 or CR4 to the page faults on pages that were mapped before
+it, which shows whose fault they are. 64-bit values are hexadecimal strings, since
 JavaScript's numbers end at 2^53. Format: "Trace Event Format", Google, 2016.
 """
 
@@ -16,6 +18,7 @@ import numpy as np
 
 from worldswitch.errors import printable
 from worldswitch.record.trace import UNKNOWN_PID, Batch, Columns, EventSource
+from worldswitch.report.perfetto_tracks import Counters, Refaults
 from worldswitch.trace.writers.catalog import Written
 from worldswitch.x86.exits import ExitTables, reason_name
 from worldswitch.x86.registers import bit_names
@@ -26,6 +29,9 @@ if TYPE_CHECKING:
 _HEX = frozenset(("rip", "guest_rip", "info1", "info2", "intr_info", "error_code", "gpa", "gfn", "val", "data"))
 _TOLD_OTHERWISE = frozenset(("isa", "exit_reason", "vcpu_id"))
 _SAFE = 1 << 53
+_SPECIAL = ("kvm_exit", "kvm_entry", "kvm_cr", "kvm_page_fault")
+_WRITE_EXITS = frozenset(f'"{name}"' for name in ("cr0_sel_write", "write_cr0", "write_cr4"))
+"""Exits (as JSON) that are writes of CR0 or CR4 without an event that says so: SVM emits none."""
 
 
 def write_perfetto(source: EventSource, stream: IO[str], tables: ExitTables | None = None) -> Written:
@@ -39,7 +45,7 @@ def write_perfetto(source: EventSource, stream: IO[str], tables: ExitTables | No
     writer = _Writer(source, tables)
     separator = '{"displayTimeUnit":"ns","traceEvents":[\n'
     for batch in source.batches():
-        lines = list(writer.batch(batch))
+        lines = writer.batch(batch)
         if lines:
             stream.write(separator + ",\n".join(lines))
             separator = ",\n"
@@ -59,6 +65,7 @@ class _Exit:
     time: int
     name: str
     args: str
+    stamp: str
 
 
 @dataclass(slots=True)
@@ -67,9 +74,13 @@ class _Thread:
 
     where: str
     tid: int
+    vm: int
     vcpu: int | None = None
     open: _Exit | None = None
     registers: dict[int, int] = field(default_factory=dict)
+    refaults: Refaults = field(default_factory=Refaults)
+    instants: dict[int, str] = field(default_factory=dict)
+    """Index of an event in the batch -> its line up to the time."""
 
 
 class _Writer:
@@ -78,47 +89,83 @@ class _Writer:
         self._tables = tables
         self._threads: dict[tuple[int, int], _Thread] = {}
         self._vms: set[int] = set()
+        self._counters = Counters()
+        self._arrows = 0
         self.written = Written()
 
-    def batch(self, batch: Batch) -> Iterator[str]:
+    def batch(self, batch: Batch) -> list[str]:
         """The JSON objects of a batch."""
         self.written.events += len(batch)
         labels = [json.dumps(printable(name)) for name in batch.events]
         counts = np.bincount(batch.order, minlength=len(batch.events)).tolist()
         args = [iter(_args(table, n)) for table, n in zip(batch.tables, counts, strict=True)]
-        exits, writes = iter(self._exits(batch)), _writes(batch)
+        found = self._exits(batch)
+        self._counters.add(batch, [name for name, _ in found], self._vm_of(batch))
+        exits, writes, faults = iter(found), _writes(batch), _addresses(batch)
+        special = {batch.events.index(name): name for name in _SPECIAL if name in batch.events}
+        for known in self._threads.values():
+            known.instants.clear()
+        lines: list[str] = []
         order, times, tids, pids = (c.tolist() for c in (batch.order, batch.time, batch.tid, batch.pid))
-        for index, time, tid, pid in zip(order, times, tids, pids, strict=True):
+        for index, time, stamp, tid, pid in zip(order, times, _stamps(batch.time), tids, pids, strict=True):
             thread = self._threads.get((tid, pid))
             if thread is None:
-                thread = self._threads[tid, pid] = _Thread(f'"pid":{_vm(tid, pid)},"tid":{tid}', tid)
-                yield from self._new_thread(thread, _vm(tid, pid))
-            name = batch.events[index]
+                vm = _vm(tid, pid)
+                thread = self._threads[tid, pid] = _Thread(f'"pid":{vm},"tid":{tid}', tid, vm)
+                lines.extend(self._new_thread(thread, vm))
             shown = next(args[index])
+            name = special.get(index)
             if name == "kvm_exit":
                 reason, vcpu = next(exits)
                 if vcpu is not None and vcpu != thread.vcpu:
                     thread.vcpu = vcpu
-                    yield self._thread_name(thread)
+                    lines.append(self._thread_name(thread))
                 if thread.open:
-                    yield _unanswered(thread, thread.open)
-                thread.open = _Exit(time, reason, shown)
+                    lines.append(_unanswered(thread, thread.open))
+                thread.open = _Exit(time, reason, shown, stamp)
+                if reason in _WRITE_EXITS:
+                    thread.refaults.written(time)
             elif name == "kvm_entry" and thread.open:
                 done, thread.open = thread.open, None
-                yield (
-                    f'{{"ph":"X","cat":"exit","name":{done.name},{thread.where},"ts":{_us(done.time)}'
-                    f',"dur":{_us(max(time - done.time, 0))},"args":{{{done.args}}}}}'
+                dur = time - done.time if time > done.time else 0
+                lines.append(
+                    f'{{"ph":"X","cat":"exit","name":{done.name},{thread.where},"ts":{done.stamp}'
+                    f',"dur":{dur // 1000}.{dur % 1000:03},"args":{{{done.args}}}}}'
                 )
             else:
                 if name == "kvm_cr":
-                    shown = _with_changes(thread, next(writes), shown)
-                yield _instant(thread, time, labels[index], shown)
+                    write = next(writes)
+                    shown = _with_changes(thread, write, shown)
+                    if write is not None and write[0] and write[1] in (0, 4) and thread.open:
+                        thread.refaults.written(thread.open.time)
+                elif name == "kvm_page_fault":
+                    cause = thread.refaults.faulted(next(faults))
+                    if cause is not None and thread.open:
+                        lines.extend(self._arrow(thread, cause, thread.open))
+                begin = thread.instants.get(index)
+                if begin is None:
+                    begin = f'{{"ph":"i","s":"t","name":{labels[index]},{thread.where},"ts":'
+                    thread.instants[index] = begin
+                lines.append(f'{begin}{stamp},"args":{{{shown}}}}}')
+        return lines
 
     def rest(self) -> Iterator[str]:
-        """Exits that no entry followed."""
+        """Exits that no entry followed, and the counters."""
         for thread in self._threads.values():
             if thread.open:
                 yield _unanswered(thread, thread.open)
+        yield from self._counters.lines()
+
+    def _arrow(self, thread: _Thread, cause: int, fault: _Exit) -> Iterator[str]:
+        """From the exit of a register write to the exit of a page fault."""
+        self._arrows += 1
+        head = f'"cat":"cause","name":"refault after CR write","id":{self._arrows},{thread.where}'
+        yield f'{{"ph":"s",{head},"ts":{_us(cause)}}}'
+        yield f'{{"ph":"f","bp":"e",{head},"ts":{fault.stamp}}}'
+
+    @staticmethod
+    def _vm_of(batch: Batch) -> NDArray[np.int64]:
+        return np.where(batch.pid == UNKNOWN_PID, batch.tid, batch.pid).astype(np.int64)
 
     def _new_thread(self, thread: _Thread, vm: int) -> Iterator[str]:
         if vm not in self._vms:
@@ -144,6 +191,23 @@ class _Writer:
         keys = list(zip(isas, reasons, strict=True))
         names = {key: json.dumps(reason_name(*key, self._tables)) for key in set(keys)}
         return [(names[key], vcpu) for key, vcpu in zip(keys, vcpus, strict=True)]
+
+
+def _stamps(times: NDArray[np.int64]) -> list[str]:
+    """Nanoseconds as microseconds with three decimals."""
+    if len(times) and int(times.min()) < 0:
+        return [_us(time) for time in times.tolist()]
+    whole, rest = np.divmod(times, 1000)
+    return [f"{us}.{ns:03}" for us, ns in zip(whole.tolist(), rest.tolist(), strict=True)]
+
+
+def _addresses(batch: Batch) -> Iterator[int | None]:
+    """The address of each kvm_page_fault of the batch; None where the source does not say."""
+    if "kvm_page_fault" not in batch.events:
+        return iter(())
+    index = batch.events.index("kvm_page_fault")
+    found: Sequence[int | None] | None = _integers(batch.tables[index], "fault_address")
+    return iter(found or [None] * int(np.count_nonzero(batch.order == index)))
 
 
 def _integers(table: Columns, name: str) -> list[int] | None:
