@@ -305,14 +305,9 @@ def interface_overview() -> str:
     rows = []
     for name in worldswitch.__all__:
         thing = getattr(worldswitch, name)
-        page, module = next(
-            (page, module)
-            for page, (_, modules) in INTERFACE.items()
-            for module in modules
-            if getattr(import_module(module), name, None) is thing
-        )
+        page, module = _home(name, thing)
         link = f"[`{name}`]({page}.md#{module}.{name})"
-        rows.append([link, f"`{module}`", plain((thing.__doc__ or "").strip().partition("\n")[0])])
+        rows.append([link, f"`{module.removeprefix('worldswitch.')}`", _first_sentence(thing)])
     listed = "".join(
         f"- [{title}]({page}.md): {', '.join(f'`{module}`' for module in modules)}\n"
         for page, (title, modules) in INTERFACE.items()
@@ -320,7 +315,24 @@ def interface_overview() -> str:
     return (
         "# Programming interface\n\nThese names are imported from `worldswitch` itself; `--python` of any command "
         "prints the calls it makes.\n\n"
-        + _markdown(["name", "from", "what it is"], rows)
+        + _markdown(["name", "in `worldswitch`", "what it is"], rows)
         + "\nEverything below is typed, prints nothing and never exits; errors are "
         "[`WorldswitchError`](basics.md#worldswitch.errors.WorldswitchError).\n\n" + listed
     )
+
+
+def _home(name: str, thing: Any) -> tuple[str, str]:
+    """The page and module that a public name is described under: where it is made, else where it is offered."""
+    offered = [
+        (page, module)
+        for page, (_, modules) in INTERFACE.items()
+        for module in modules
+        if getattr(import_module(module), name, None) is thing
+    ]
+    return next((one for one in offered if one[1] == thing.__module__), offered[0])
+
+
+def _first_sentence(thing: object) -> str:
+    """The first line of a docstring, from its own markup to Markdown."""
+    line = (thing.__doc__ or "").strip().partition("\n")[0]
+    return re.sub(r":\w+:`~?([^`]+)`|``([^`]+)``", r"`\1\2`", line)
