@@ -15,7 +15,7 @@ from fleet.small_traces import write_many
 
 WSW = (sys.executable, "-m", "worldswitch", "fleet", "analyze", ".", "--names", "(?P<host>[^/]+)$")
 DASK = (sys.executable, "-m", "dask")
-COUNT = 300
+COUNT = 120
 KILLS = int(os.environ.get("WSW_KILLS", "1"))
 """Of each kind."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -126,9 +127,12 @@ def swept(found: Swept, output: str) -> str:
 def judged(ward: Ward) -> str:
     """What was found on many hosts."""
     levels = [level.label for level in LEVELS]
+    folder = _common_folder(ward.hosts["host"].to_list())
     rows = [
-        (row["host"], row["release"] or "?", row["vendor"] or "?", *(row[level] for level in levels),
-         row["worst_findings"] or "-")
+        (
+            row["host"].removeprefix(folder), row["release"] or "?", row["vendor"] or "?",
+            *(row[level] for level in levels), row["worst_findings"] or "-",
+        )
         for row in ward.hosts.iter_rows(named=True)
     ]  # fmt: skip
     left = ("host", "kernel", "cpu", "worst findings")
@@ -136,7 +140,7 @@ def judged(ward: Ward) -> str:
         table(
             ("host", "kernel", "cpu", *levels, "worst findings"),
             _first(rows),
-            _hosts(len(rows)) + ", the worst first",
+            _hosts(len(rows)) + (f" in {folder}" if folder else "") + ", the worst first",
             left=left,
         )
     ]
@@ -152,6 +156,12 @@ def judged(ward: Ward) -> str:
     )  # fmt: skip
     parts.append(paragraphs("Not read", _listed([f"{path}: {error}" for path, error in ward.failed])))
     return "\n".join(part for part in parts if part)
+
+
+def _common_folder(names: list[str]) -> str:
+    """The folder all *names* are in, with its slash: hosts whose snapshots do not name them are named by paths."""
+    folder = os.path.commonpath([os.path.dirname(name) for name in names]) if names else ""  # noqa: PTH120
+    return f"{folder}/" if folder else ""
 
 
 def _first(rows: list[Any]) -> list[Any]:
