@@ -130,7 +130,7 @@ def _are_traces(a: str, b: str | None) -> bool:
     Raises:
         UsageError: One is a trace and the other a result, or there is one trace only.
     """
-    kinds = [_is_trace(path) for path in (a, b) if path is not None]
+    kinds = [is_trace(path) for path in (a, b) if path is not None]
     if kinds[0] is not kinds[-1]:
         names = [printable(str(path)) for path in (a, b)]
         trace, result = names if kinds[0] else reversed(names)
@@ -145,7 +145,7 @@ def _are_traces(a: str, b: str | None) -> bool:
     return kinds[0]
 
 
-def _is_trace(path: str) -> bool:
+def is_trace(path: str) -> bool:
     """Whether *path* is a folder or standard input, or a file that does not begin as JSON does."""
     if path == "-" or Path(path).is_dir():
         return True
