@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from worldswitch.errors import MissingError
 from worldswitch.guest import library
 from worldswitch.guest.library import access
-from worldswitch.guest.operations import Load, Nop, Operation, Store, WriteCr, WriteEntry
-from worldswitch.guest.program import Mode, Pages, Program, Space, State, Vcpu
+from worldswitch.guest.operations import Load, Operation, Store, WriteCr, WriteEntry
+from worldswitch.guest.program import Pages, Program, Space, State, Vcpu
 from worldswitch.kvm.host import Host
-from worldswitch.kvm.machine import INSTANTS, NotModelled
+from worldswitch.kvm.machine import INSTANTS
 from worldswitch.kvm.offers import offers
 from worldswitch.kvm.ownership import owned_cr0
 from worldswitch.kvm.policy import Policy
@@ -159,12 +159,6 @@ def test_events_are_those_that_were_counted() -> None:
 def test_a_program_whose_features_are_not_offered(spec: str, kernel: str, mmu: str) -> None:
     with pytest.raises(MissingError, match=r"needs (ibt, )?(shstk|pku), which KVM of .* does not offer"):
         run(library.program(spec), Policy.of(kernel, mmu=mmu))
-
-
-def test_pae_paging_is_refused_by_name() -> None:
-    pae = Program("pae", "x", "pass", (Vcpu(body=(Nop(),)),), mode=Mode.PAE, state=State(0x80000011, 0x20, 0))
-    with pytest.raises(NotModelled, match="pae is a program of mode pae"):
-        run(pae, Policy.of("6.12"))
 
 
 def test_features_by_vendor_and_mmu() -> None:

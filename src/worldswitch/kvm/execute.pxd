@@ -42,7 +42,7 @@ cdef class Guest:
     cdef int _interrupt(self, int vector) except -1
     cdef int _descriptors(self, int selector=*) except -1
     cdef int _variables(self) except -1
-    cdef int _push(self, int words) except -1
+    cdef int _push(self) except -1
     cdef int _pop(self) except -1
     cdef _skip(self)
     cdef _call_gate(self)

@@ -297,7 +297,7 @@ class Guest:
     def _round_trip(self, block: Step, body: tuple[Step, ...]) -> None:
         """To CPL 3 by IRET, and back by INT3, which KVM leaves to the guest."""
         self.m.fetches(block.code)
-        self._push(5)
+        self._push()
         self._descriptors(USER_CODE)
         for step in body:
             if self._attempt(step, True):
@@ -305,7 +305,7 @@ class Guest:
             if step is block:
                 return  # what faults alone at CPL 3 is resumed behind the way back
             self.m.fetches(block.code)
-            self._push(5)
+            self._push()
             self._descriptors(USER_CODE)
         for address in block.user_code[-1:]:
             self.m.fetch(address, True)
@@ -339,7 +339,7 @@ class Guest:
             return False
         outer, self._index, self._in_fix = self._index, self._pass, True
         self._variables()
-        self._push(6)
+        self._push()
         self._run_all(handling.fix)
         self.m.fetches(handling.after)
         self._variables()
@@ -362,7 +362,7 @@ class Guest:
         """Through the gate of a vector: IDT, TSS and GDT lie on one page; then the stack, and the code."""
         self.m.translate(self._idt + 2 * self._word * vector, _READ, False)
         self._descriptors()
-        self._push(5)
+        self._push()
         self.m.injects_again = False
         self.m.delivered = self.m.retries is not None
         self.m.fetches(self._stubs[vector])
@@ -380,8 +380,8 @@ class Guest:
         """The handler's variables, on the page of the descriptors."""
         self.m.translate(self._gdt, _WRITE, False)
 
-    def _push(self, words: int) -> None:
-        self.m.translate(self._stack - self._word * words, _WRITE, False)
+    def _push(self) -> None:
+        self.m.translate(self._stack - self._word, _WRITE, False)
         if self.m.emulating:
             self._refuse_emulated_stack()
 
@@ -487,7 +487,12 @@ class Guest:
         """A store into the guest's own page tables."""
         write: Any = step.operation
         at = self.window + self._tables.entry(write.space, write.va, write.level)
-        self.m.store(at, (self.m.load(at, 8) & ~step.clear | step.set) ^ step.toggle, 8)
+        if self.is_long:
+            self.m.store(at, (self.m.load(at, 8) & ~step.clear | step.set) ^ step.toggle, 8)
+        for offset in () if self.is_long else (4, 0):  # each half that changes
+            clear, set_, toggle = (mask >> 8 * offset & 0xFFFF_FFFF for mask in (step.clear, step.set, step.toggle))
+            if clear or set_ or toggle:
+                self.m.store(at + offset, (self.m.load(at + offset, 4) & ~clear | set_) ^ toggle, 4)
 
     def read_entry(self, step: Step, _: bool) -> None:
         """A load from them."""
@@ -593,8 +598,3 @@ _DO: dict[type[ops.Operation], Callable[[Guest, Step, bool], None]] = {
     ops.In: Guest.port, ops.Out: Guest.port, ops.Hlt: Guest.hlt, ops.ReadDr: Guest.debug_register,
     ops.WriteDr: Guest.debug_register, ops.SingleStep: Guest.single_step, ops.Nop: Guest.nop, ops.Meet: Guest.meet,
 }  # fmt: skip
-
-
-def _log_page(number: int) -> int:
-    """The page of the result area that the entry of a fault ends on."""
-    return (layout.FAULT_LOG + layout.FAULT.size * (number + 1) - 1) // PAGE

@@ -162,7 +162,7 @@ def violation_exit(policy: Policy) -> Reason:
     return VIOLATION if policy.vendor is Vendor.INTEL else NPF
 
 
-def violation_code(policy: Policy, kind: int, table: bool) -> int:
+def violation_code(policy: Policy, kind: int, table: bool, linear: bool = True) -> int:
     """What that exit says of the access: the exit qualification, EXITINFO1, or the error code of the page fault.
 
     A walk of the guest's tables reads and writes them, for A and D. NPT takes every access for one of a user.
@@ -173,9 +173,10 @@ def violation_code(policy: Policy, kind: int, table: bool) -> int:
         policy: The host.
         kind: READ, WRITE or FETCH.
         table: The walk of the guest's tables makes the access.
+        linear: There is a linear address that led to it; there is none where MOV to CR3 loads PDPTEs.
     """
     if not policy.tdp:
         return (0, 2, 0x10)[kind]
     if policy.vendor is Vendor.INTEL:
-        return 0x83 if table else 0x180 | 1 << kind
+        return 0x83 if table else (0x180 if linear else 0) | 1 << kind
     return 0x2_0000_0006 if table else 0x1_0000_0004 | (0, 2, 0x10)[kind]

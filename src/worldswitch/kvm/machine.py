@@ -16,7 +16,7 @@ from worldswitch.kvm.policy import Mmu, Vendor
 from worldswitch.kvm.shadow import EMULATE, FIXED, INVALID
 from worldswitch.kvm.switch import Switch
 from worldswitch.kvm.tdp import Mapped
-from worldswitch.x86.access import page_fault
+from worldswitch.x86.access import page_fault, pdpte_reserved
 from worldswitch.x86.control import PCID
 from worldswitch.x86.paging import (
     ACCESSED,
@@ -26,6 +26,7 @@ from worldswitch.x86.paging import (
     KEY_SHIFT,
     NO_EXECUTE,
     PAGE_SIZE,
+    PDPT,
     PRESENT,
     USER,
     WRITABLE,
@@ -38,7 +39,7 @@ GP, PF = 13, 14
 # Constants of loops are C variables, declared in the .pxd.
 _PGE, _LA57 = bit_mask(CR4, "PGE"), bit_mask(CR4, "LA57")
 _P, _W, _U, _NX = PRESENT, WRITABLE, USER, NO_EXECUTE
-_A, _D, _PS, _G, _ADDRESS, _KEY_SHIFT = ACCESSED, DIRTY, PAGE_SIZE, GLOBAL, ADDRESS, KEY_SHIFT
+_A, _D, _PS, _G, _ADDRESS, _PDPT, _KEY_SHIFT = ACCESSED, DIRTY, PAGE_SIZE, GLOBAL, ADDRESS, PDPT, KEY_SHIFT
 _READ, _WRITE, _FETCH, _FROM_USER = READ, WRITE, FETCH, FROM_USER
 _MAY_W, _MAY_U, _MAY_X, _IS_D, _MAY_H, _KEY_AT = W_BIT, U_BIT, X_BIT, D_BIT, H_BIT, KEY_AT
 INSTANTS = frozenset(("pages_4k", "pages_2m", "nx_lpage_splits", "mmu_unsync", "mmu_shadow_pages"))
@@ -116,7 +117,10 @@ class Machine(Switch):
         return enough
 
     def _walk_tdp(self, va: int, kind: int, user: bool) -> Translation:
-        level, table = 5 if self.cr4 & _LA57 else 4, self.cr3 & _ADDRESS
+        if self.pae:
+            level, table = 2, self._pdpte(va, kind, user) & _ADDRESS
+        else:
+            level, table = 5 if self.cr4 & _LA57 else 4, self.cr3 & _ADDRESS
         if self._guest is None:
             self._find_mode()
         mode = self._guest
@@ -152,9 +156,48 @@ class Machine(Switch):
         rights |= _MAY_H if self.tdp.tree.allows(gfn, True) else 0  # type: ignore[union-attr]
         return Translation(gfn, rights, 12 + span, entry & _G != 0)
 
+    def _pdpte(self, va: int, kind: int, user: bool) -> int:
+        """The PDPTE that a walk of PAE tables starts with.
+
+        Raises:
+            GuestFault: #PF: it is not present, or with NPT, where none refused it before, has reserved bits.
+        """
+        pdpte = self.pdptes[va >> 30]
+        if self.policy.vendor is Vendor.AMD:
+            place = (self.cr3 & _PDPT) + 8 * (va >> 30)
+            if not self.tdp.tree.allows(place >> 12, False):  # type: ignore[union-attr]
+                self._reach(place >> 12, place, _WRITE, True)
+            pdpte = self.memory.word(place)
+        reserved = pdpte & _P and pdpte_reserved(pdpte, self.controls)
+        if not pdpte & _P or reserved:
+            code = page_fault((0,), KINDS[kind], user, self.controls, 2)
+            assert code is not None
+            raise GuestFault(PF, code | (P | RSVD if reserved else 0), va)
+        entry: int = pdpte
+        return entry
+
+    def processor_loads_pdptes(self, cr3: int) -> None:
+        """What the processor does where no hypervisor looks at a write: with EPT it loads the PDPTEs at *cr3*.
+
+        Raises:
+            GuestFault: #GP: one has reserved bits.
+        """
+        if self.policy.vendor is Vendor.AMD:
+            return
+        place = cr3 & _PDPT
+        if not self.tdp.tree.allows(place >> 12, False):  # type: ignore[union-attr]
+            self._reach(place >> 12, place, _READ, False, linear=False)
+        if not self.load_pdptes(cr3):
+            raise GuestFault(GP)
+
     def _places(self, va: int) -> list[int]:
         """Where the entries lie that translate *va*, from the root down, to the leaf or what is not present."""
-        level, table, places = self.levels, self.cr3 & _ADDRESS, []
+        level, places = self.levels, []
+        table = self.cr3 & _ADDRESS
+        if self.pae:
+            at_walk = self.policy.vendor is Vendor.AMD
+            table = self.memory.word((self.cr3 & _PDPT) + 8 * (va >> 30)) if at_walk else self.pdptes[va >> 30]
+            table &= _ADDRESS
         while True:
             place = table + 8 * (va >> 12 + 9 * (level - 1) & 511)
             places.append(place)
@@ -180,14 +223,19 @@ class Machine(Switch):
                 self.memory.set_word(place, wanted)
         return wanted
 
-    def _reach(self, gfn: int, gpa: int, kind: int, table: bool) -> None:
-        """Make a frame reachable that is not: an exit; *table*: the walk of the guest's tables needs it."""
+    def _reach(self, gfn: int, gpa: int, kind: int, table: bool, linear: bool = True) -> None:
+        """Make a frame reachable that is not: an exit.
+
+        Args:
+            table: The walk of the guest's tables needs it.
+            linear: There is a linear address that led here.
+        """
         fetch = kind == _FETCH
         assert self.tdp is not None
         self.mmu_calls += 1
         if not self.backing.exists(gfn):
             raise NotModelled(f"the guest reaches {gpa:#x}, where it has no memory; the model has no devices")
-        code = violation_code(self.policy, kind, table)
+        code = violation_code(self.policy, kind, table, linear)
         reason = exception_exit(self.policy, PF)
         if self.policy.tdp or reason is None:
             self.exit(violation_exit(self.policy), code, 0 if self.policy.vendor is Vendor.INTEL else gpa)
@@ -282,6 +330,12 @@ class Machine(Switch):
         self.enter()
         return False
 
+    def _uninterrupted(self) -> bool:
+        """Whether no interrupt of the host's led to an exit since the last that is counted."""
+        assert self.retries is not None
+        self.settle()
+        return sum(self.reasons.values()) not in self.retries.interrupted
+
     def _tried_again(self, va: int, user: bool, own: bool, vectoring: bool) -> bool:
         assert self.retries is not None
         found = walk(self.memory, self.walker(), va, W | (U if user else 0))
@@ -330,12 +384,6 @@ class Machine(Switch):
     # ---- exceptions and emulation
 
     def skip_instruction(self, enter: bool = True) -> None:
-    def _uninterrupted(self) -> bool:
-        """Whether no interrupt of the host's led to an exit since the last that is counted."""
-        assert self.retries is not None
-        self.settle()
-        return sum(self.reasons.values()) not in self.retries.interrupted
-
         """KVM goes on behind the instruction that exited, and to the guest again unless userspace comes first."""
         if self.policy.vendor is Vendor.AMD and not self.host.next_rip:
             self.emulated_instruction()
@@ -368,7 +416,7 @@ class Machine(Switch):
     def registers_state(self) -> tuple[object, ...]:
         """All registers, as one value to compare."""
         return (
-            self.cr0, self.cr2, self.cr3, self.cr4, self.cr8, self.efer, self.pkru, self.ac, self.dr_given,
+            self.pdptes, self.cr0, self.cr2, self.cr3, self.cr4, self.cr8, self.efer, self.pkru, self.ac, self.dr_given,
             self.delivered, tuple(sorted(self.msrs.items())),
         )  # fmt: skip
 

@@ -70,6 +70,8 @@ def _judged(m: Machine, cr: int, value: int) -> tuple[Outcome, bool]:
 
 
 def _set_by_processor(m: Machine, cr: int, value: int) -> None:
+    if m.pae and control.loads_pdptes(cr, m.cr0 if cr == CR0 else m.cr4, value):
+        m.processor_loads_pdptes(m.cr3)
     if cr == CR0:
         m.cr0 = value | _ET
     else:
@@ -83,7 +85,8 @@ def _intercepted(m: Machine, reason: Reason, cr: int, value: int, refused: bool,
     old = m.cr4
     m.exit(reason, _qualification(reason, cr, write=True))
     _show_cr_write(m, cr, value)
-    if refused:
+    loads = m.pae and control.loads_pdptes(cr, m.cr0 if cr == CR0 else old, value)
+    if refused or (loads and not load_pdptes(m.policy, m, m.cr3)):
         _refuse(m, exited=True)
     if cr == CR0:
         if (m.cr0 ^ value) & _PG:
@@ -215,11 +218,32 @@ def write_cr3(m: Machine, value: int) -> None:
     if refused:
         _refuse(m, exited=reason is not None)
     if reason is not None:
-        set_cr3(m.policy, m, new, noflush)
+        if not set_cr3(m.policy, m, new, noflush):
+            _refuse(m, exited=True)
+    elif m.pae:
+        m.processor_loads_pdptes(new)
     m.cr3 = new
     m.tlb.load(pcid_of(new) if with_pcid else 0, noflush, keeps_global(m.cr4))
     if reason is not None:
         m.enter()
+
+
+@rule(
+    id="pae-pdptes",
+    sentence="KVM reads the four PDPTEs of PAE paging for intercepted writes of CR3, and of CR0 and CR4 bits that "
+    "have a processor load them, and refuses the write for a reserved bit in a present one; under shadow paging "
+    "others than before drop the current root, on old kernels not.",
+    depends=("pae-roots-follow-pdptes",),
+    tested="tests/kvm/test_pae.py::test_reserved_bits_of_pdptes",
+)
+def load_pdptes(policy: Policy, m: Machine, cr3: int) -> bool:
+    """Have KVM read the PDPTEs at *cr3*; False if the write is refused (x86.c, load_pdptrs)."""
+    before = m.pdptes
+    if not m.load_pdptes(cr3):
+        return False
+    if m.shadow is not None and m.pdptes != before and policy.has("pae-roots-follow-pdptes"):
+        m.shadow.roots.free_current()
+    return True
 
 
 @rule(
@@ -233,18 +257,29 @@ def write_cr3(m: Machine, value: int) -> None:
     since="5.4",
     tested="tests/kvm/test_shadow.py::test_cr3_writes_find_their_roots",
 )
-def set_cr3(policy: Policy, m: Machine, new: int, noflush: bool) -> None:
-    """What KVM does with a CR3 value under shadow paging (x86.c, kvm_set_cr3 and kvm_invalidate_pcid)."""
+def set_cr3(policy: Policy, m: Machine, new: int, noflush: bool) -> bool:
+    """What KVM does with a CR3 value under shadow paging (x86.c, kvm_set_cr3 and kvm_invalidate_pcid).
+
+    Returns:
+        Whether it takes the value: with PAE paging the PDPTEs there decide.
+    """
     shadow = m.shadow
     assert shadow is not None
     same, by_pcid = new == m.cr3, policy.has("cr3-flush-by-pcid")
+    if m.pae:
+        before = m.pdptes
+        if not load_pdptes(policy, m, new):
+            return False
+        # Old kernels take other PDPTEs for another CR3.
+        same = same and (m.pdptes == before or policy.has("pae-roots-follow-pdptes"))
     at_hand = same or shadow.switch(new, shadow_root_role(policy, m.now))
     if noflush or not (at_hand or by_pcid):
-        return
+        return True
     m.request("sync")
     m.request("current")
     if by_pcid and m.cr4 & _PCIDE:
         shadow.roots.free_previous(lambda root: pcid_of(root.pgd) == pcid_of(new))
+    return True
 
 
 def invlpg(m: Machine, va: int) -> None:

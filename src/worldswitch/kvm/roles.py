@@ -79,7 +79,7 @@ def cpu_role(policy: Policy, now: Registers) -> CpuRole:
 def permissions(policy: Policy, now: Registers) -> Permissions:
     """The permission bitmap of the guest's current mode."""
     controls = Controls(bool(now.cr0 & _WP), bool(now.cr4 & _SMEP), bool(now.cr4 & _SMAP), bool(now.efer & _NXE))
-    return Permissions.of(policy, controls, bool(now.cr4 & _PKE))
+    return Permissions.of(policy, controls, bool(now.cr4 & _PKE and now.efer & _LMA))
 
 
 def tdp_root_role(policy: Policy, now: Registers) -> tuple[bool, ...]:

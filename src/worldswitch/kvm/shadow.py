@@ -20,7 +20,10 @@ from worldswitch.kvm.rules import rule
 from worldswitch.kvm.shadow_pages import Leaf, Page, Pages, loses
 from worldswitch.kvm.tdp import GROUP, direct_prefetch
 from worldswitch.x86.memory import Memory
+from worldswitch.x86.paging import ADDRESS, PRESENT
 
+_LONG = 4
+"""Fewest levels of a root that is a shadow page itself."""
 INVALID, FIXED, EMULATE, SPURIOUS = "invalid", "fixed", "emulate", "spurious"
 """What came of a fault: the guest's own, mapped, to be emulated, nothing to do (RET_PF_*)."""
 
@@ -63,22 +66,36 @@ class Shadow:
 
     # ---- roots
 
-    def load(self, cr3: int, role: PageRole) -> None:
-        """Load the root that shadows the guest's, and bring what it holds in step (kvm_mmu_load)."""
+    def load(self, cr3: int, role: PageRole, pdptes: tuple[int, ...] = ()) -> None:
+        """Load the root that shadows the guest's, and bring what it holds in step (kvm_mmu_load).
+
+        With PAE paging that is one for each of the *pdptes* that is present, under a page that shadows nothing.
+        """
         self.pages.make_room()
-        page = self.pages.get(cr3 >> 12 & (1 << 40) - 1, role)
-        page.users += 1
+        if pdptes:
+            page = Page(cr3 >> 12, role)
+            for index, pdpte in enumerate(pdptes):
+                if pdpte & PRESENT:
+                    page.entries[index] = self.pages.get((pdpte & ADDRESS) >> 12, role._replace(level=role.level - 1))
+        else:
+            page = self.pages.get(cr3 >> 12 & (1 << 40) - 1, role)
+        for root in _roots_of(page):
+            root.users += 1
         self.roots.current = Root(cr3, page)
-        self.pages.sync_root(page)
+        self.sync()
 
     def switch(self, cr3: int, role: PageRole) -> bool:
         """Make the root for *cr3* current if it is among those at hand."""
+        if role.level < _LONG:
+            self.roots.free_current()  # those of PAE paging are never found again
+            return False
         return self.roots.switch(lambda root: root.pgd == cr3 and root.page.role == role and root.page.valid)
 
     def sync(self) -> None:
         """Bring the current root in step (mmu.c, kvm_mmu_sync_roots)."""
         if self.roots.current is not None:
-            self.pages.sync_root(self.roots.current.page)
+            for root in _roots_of(self.roots.current.page):
+                self.pages.sync_root(root)
 
     def sync_previous(self) -> None:
         """Drop the roots before the current one that are out of step, which syncs them (kvm_mmu_sync_prev_roots)."""
@@ -268,11 +285,20 @@ class Shadow:
         """A value that is equal whenever all roots are."""
         roots = [(root.pgd, root.page.gfn, root.page.role) if root else None for root in self.roots.previous]
         current = self.roots.current
-        return roots, (current.pgd, current.page.role) if current else None
+        under = [root.gfn for root in _roots_of(current.page)] if current else []
+        return roots, (current.pgd, current.page.role, under) if current else None
 
 
 def _free(page: Page) -> None:
-    page.users -= 1
+    for root in _roots_of(page):
+        root.users -= 1
+
+
+def _roots_of(page: Page) -> list[Page]:
+    """The root itself, or of PAE paging those that its PDPTEs lead to (mmu->pae_root)."""
+    if page.role.level >= _LONG:
+        return [page]
+    return [one for one in page.entries.values() if isinstance(one, Page)]
 
 
 def _index(va: int, level: int) -> int:

@@ -13,10 +13,21 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from worldswitch.guest import operations as ops
 from worldswitch.guest.image import Image
 from worldswitch.guest.layout import WINDOWS
-from worldswitch.guest.program import Handler, Program
+from worldswitch.guest.program import Handler, Mode, Program
 from worldswitch.guest.tables import Table, Tables, build, flag_mask
 from worldswitch.x86.memory import Memory
-from worldswitch.x86.paging import ADDRESS, FIVE_LEVEL, FOUR_LEVEL, KEY, KEY_SHIFT, PRESENT, TABLE_SIZE, USER, WRITABLE
+from worldswitch.x86.paging import (
+    ADDRESS,
+    FIVE_LEVEL,
+    FOUR_LEVEL,
+    KEY,
+    KEY_SHIFT,
+    PAE,
+    PRESENT,
+    TABLE_SIZE,
+    USER,
+    WRITABLE,
+)
 from worldswitch.x86.registers import CR4, bit_mask
 
 if TYPE_CHECKING:
@@ -208,6 +219,8 @@ class Entries:
         if self._built is None:
             program, at, found = self._program, self._first, {}
             paging = FIVE_LEVEL if program.state.cr4 & _LA57 else FOUR_LEVEL
+            if program.mode is Mode.PAE:
+                paging = PAE
             window = Table(1)
             window.gpa = at - TABLE_SIZE
             for space in program.spaces:

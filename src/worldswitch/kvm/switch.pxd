@@ -11,7 +11,8 @@ cdef uint64_t _WP, _LA57, _SMEP, _SMAP, _PKE, _NXE
 cdef class Switch:
     cdef readonly object policy, host, shadow, vm, retries
     cdef readonly int number
-    cdef readonly bint flat
+    cdef readonly bint flat, pae
+    cdef readonly tuple pdptes
     cdef readonly Backing backing
     cdef readonly Memory memory
     cdef readonly Tdp tdp

@@ -23,9 +23,9 @@ from worldswitch.kvm.shadow import Shadow
 from worldswitch.kvm.tdp import Tdp
 from worldswitch.kvm.vectoring import Retries, taken_for_vectoring
 from worldswitch.kvm.vm import Vm
-from worldswitch.x86.access import Controls
+from worldswitch.x86.access import Controls, pdpte_reserved
 from worldswitch.x86.control import Registers
-from worldswitch.x86.paging import ADDRESS
+from worldswitch.x86.paging import ADDRESS, PDPT, PRESENT
 from worldswitch.x86.registers import CR0, CR4, EFER, bit_mask
 from worldswitch.x86.tlb import Tlb
 from worldswitch.x86.verdicts import Verdicts
@@ -50,6 +50,9 @@ class Switch:
     Attributes:
         number: Which of the VM's it is.
         flat: The guest has paging off.
+        pae: It has PAE paging.
+        pdptes: Then its four PDPTEs, as the processor loaded them or, of shadow paging and registers KVM sees, KVM did;
+            with NPT the processor reads them from memory at each walk (APM volume 2, "Legacy PAE Mode").
         reasons: Exits by reason; their sum is the statistic ``exits``.
         stats: KVM's statistics by name, and root_loads, root_unloads, mmu_resets.
         userspace: Exits to userspace by KVM_EXIT name.
@@ -78,6 +81,8 @@ class Switch:
         self.events = vm.events
         self.tlb = Tlb()
         self._requests: set[str] = set()
+        self.pae = now.pae
+        self.pdptes = self._pdptes_at(now.cr3) if self.pae else ()
         self._guest: Verdicts | None = None
         self._hardware: Verdicts | None = None
         self._modes: dict[tuple[int, int], tuple[Verdicts, Verdicts]] = {}
@@ -125,7 +130,7 @@ class Switch:
             found = self._modes.get((bits, self.pkru))
             if found is None:
                 wp, smep, smap, pke, nxe = (bool(bits & 1 << place) for place in range(5))
-                guest = Controls(wp, smep, smap, pke, nxe, self.ac, self.pkru)
+                guest = Controls(wp, smep, smap, pke, nxe, self.ac, self.pkru, keys=not self.pae)
                 hardware = guest if self.tdp is not None else guest._replace(wp=True, nxe=True)
                 found = self._modes[bits, self.pkru] = (Verdicts(guest), Verdicts(hardware))
             self._recent[bits] = found
@@ -133,7 +138,9 @@ class Switch:
 
     @property
     def levels(self) -> int:
-        """Levels of the guest's page tables."""
+        """Levels of the guest's page tables; with PAE paging those below its PDPTEs."""
+        if self.pae:
+            return 2
         return 5 if self.cr4 & _LA57 else 4
 
     @property
@@ -150,7 +157,19 @@ class Switch:
         if self._permissions is None:
             self._permissions = self._of_registers(permissions)
         c = self.controls
-        return Walker(self.cr3 & ADDRESS, self.levels, c, self._permissions, c.nxe or c.smep)
+        return Walker(self.cr3 & ADDRESS, self.levels, c, self._permissions, c.nxe or c.smep, self.pdptes)
+
+    def _pdptes_at(self, cr3: int) -> tuple[int, ...]:
+        return tuple([self.memory.word((cr3 & PDPT) + 8 * i) for i in range(4)])
+
+    def load_pdptes(self, cr3: int) -> bool:
+        """Take the PDPTEs that lie at *cr3*; False, and none taken, if a present one has a reserved bit set."""
+        found = self._pdptes_at(cr3)
+        if any(one & PRESENT and pdpte_reserved(one, self.controls) for one in found):
+            return False
+        self.mmu_calls += 1
+        self.pdptes = found
+        return True
 
     def _of_registers(self, rule: Callable[[Policy, Registers], T]) -> T:
         """What a rule makes of the registers now; it is asked once for each setting of them."""
@@ -266,7 +285,7 @@ class Switch:
                 self.events += root_loaded(self.policy, self.host, self.now, self.tdp.tree)
         else:
             assert self.shadow is not None
-            self.shadow.load(self.cr3, self._of_registers(shadow_root_role))
+            self.shadow.load(self.cr3, self._of_registers(shadow_root_role), self.pdptes)
         self.tlb.flush_all()
 
     # ---- counters

@@ -20,7 +20,7 @@ from worldswitch.kvm.backing import Backing, Slot
 from worldswitch.kvm.execute import Guest
 from worldswitch.kvm.host import Host
 from worldswitch.kvm.intercepts import Reason
-from worldswitch.kvm.machine import INSTANTS, Machine, NotModelled
+from worldswitch.kvm.machine import INSTANTS, Machine
 from worldswitch.kvm.offers import offers, why_not
 from worldswitch.kvm.policy import Policy
 from worldswitch.kvm.recurrence import repeat
@@ -109,14 +109,9 @@ def run(
 
     Raises:
         MissingError: The policy's guest lacks a CPUID feature the program needs.
-        NotModelled: A program with PAE paging, or one that leaves what is followed here.
+        NotModelled: A program that leaves what is followed here.
         ProgramError: It cannot be assembled.
     """
-    if program.mode is Mode.PAE:
-        raise NotModelled(
-            f"{program.name} is a program of mode {program.mode}; the model follows 64-bit code, and 32-bit code "
-            "without paging (mode flat)"
-        )
     _check_features(program, policy)
     if image is None:
         from worldswitch.guest.assemble import assemble

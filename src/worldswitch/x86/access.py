@@ -119,6 +119,14 @@ def reserved_bits(level: int, entry: int, controls: Controls) -> int:
     return mask
 
 
+def pdpte_reserved(pdpte: int, controls: Controls) -> int:
+    """The bits of a present PDPTE of PAE paging that must be clear and are not.
+
+    Source: SDM volume 3, table 4-8, and the APM volume 2, 5.2.3: W, U and bits 8:5, and those from *maxphyaddr* on.
+    """
+    return pdpte & (_W | _U | 0xF << 5 | ((1 << 64) - 1) & ~((1 << controls.maxphyaddr) - 1))
+
+
 def _allowed(rights: _Rights, kind: Kind, user: bool, controls: Controls, implicit: bool) -> bool:
     """SDM volume 3, section 4.6.1, but for protection keys."""
     if user and not rights.user:

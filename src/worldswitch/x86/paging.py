@@ -13,6 +13,8 @@ ENTRIES = 512
 TABLE_SIZE = 4096
 ADDRESS = 0x000F_FFFF_FFFF_F000
 """Bits of an entry that may hold a physical address (51:12; how many there are is the processor's)."""
+PDPT = 0xFFFF_FFE0
+"""Bits of CR3 that hold the address of the four PDPTEs of PAE paging."""
 PRESENT, WRITABLE, USER, ACCESSED, DIRTY, PAGE_SIZE = 1 << 0, 1 << 1, 1 << 2, 1 << 5, 1 << 6, 1 << 7
 GLOBAL = 1 << 8
 NO_EXECUTE = 1 << 63
