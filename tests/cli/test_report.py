@@ -173,3 +173,18 @@ def test_no_plotting_library_is_imported_for_a_page() -> None:
         "print([name for name in ('polars', 'scipy', 'altair', 'rich') if name in sys.modules])"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
+
+
+def test_the_kernel_of_a_trace_may_be_stated(tmp_path: Path) -> None:
+    trace = str(DATA / "vmx-5.10-ept" / "trace.txt")
+    document = json.loads(run(trace, "--json", "--from", "5.10", "--to", "6.12"))
+    titles = [figure["title"] for section in document["parts"][0]["sections"] for figure in section["figures"]]
+    assert "From 5.10.262 to 6.12.117" in titles
+
+
+def test_a_file_of_exit_reasons_that_is_not_there_is_said_before_anything_is_read(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    status, said = failing(capsys, WP, "-o", str(tmp_path / "a.html"), "--exit-reasons", "/nowhere.toml")
+    assert status == 3
+    assert "/nowhere.toml" in said

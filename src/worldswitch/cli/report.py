@@ -29,6 +29,7 @@ _ALL = "all"
 @click.option("--published", multiple=True, metavar="NAME", help="Add this published table beside the model, or all.")
 @click.option("--profile", type=click.Choice(PROFILES), default="default", help="By which snapshots are judged.")
 @click.option("--top", type=click.IntRange(0), default=20, show_default=True, help="Hot places of each kind to list.")
+@options.exit_tables
 @click.option("--title", default="", help="Title of the page.")
 @options.as_json
 @options.as_python
@@ -41,6 +42,7 @@ def report(
     published: tuple[str, ...],
     profile: str,
     top: int,
+    tables: Path | None,
     title: str,
     as_json: bool,
     as_python: bool,
@@ -62,7 +64,7 @@ def report(
         raise UsageError("say where to write the page: -o report.html")
     names = None if not published else () if _ALL in published else published
     if as_python:
-        click.echo(_python(inputs, output, (to, from_, settings, top), names, profile, title), nl=False)
+        click.echo(_python(inputs, output, (to, from_, settings, top, tables), names, profile, title), nl=False)
         return DONE
     if output is not None:
         _refuse(inputs, output, as_json)
@@ -73,7 +75,7 @@ def report(
 
     found = build(
         inputs,
-        Question(to, from_, settings, top),
+        Question(to, from_, settings, top, options.load_tables(tables)),
         published=names,
         profile=profile,
         title=title,
@@ -142,19 +144,21 @@ def _now() -> str:
 def _python(
     inputs: tuple[str, ...],
     output: str | None,
-    asked: tuple[tuple[str, ...], str | None, tuple[str, ...], int],
+    asked: tuple[tuple[str, ...], str | None, tuple[str, ...], int, Path | None],
     names: tuple[str, ...] | None,
     profile: str,
     title: str,
 ) -> str:
-    to, from_, settings, top = asked
+    to, from_, settings, top, tables = asked
+    loaded = "" if tables is None else f", tables=ExitTables.load({str(tables)!r})"
     lines = [
         "from pathlib import Path",
         "from worldswitch.report.build import report",
         "from worldswitch.report.html import html",
         "from worldswitch.report.study import Question",
+        *["from worldswitch.x86.exits import ExitTables"] * bool(loaded),
         "",
-        f"question = Question(to={to!r}, from_={from_!r}, settings={settings!r}, hot={top!r})",
+        f"question = Question(to={to!r}, from_={from_!r}, settings={settings!r}, hot={top!r}{loaded})",
         f"found = report({list(inputs)!r}, question, published={names!r}, profile={profile!r}, title={title!r})",
         "for one in found.findings:\n    print(one.level, one.headline)",
     ]

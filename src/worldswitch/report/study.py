@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from worldswitch.trace.account import Account
     from worldswitch.trace.exits import ExitPairing, ExitRows
     from worldswitch.trace.whatif import WhatIf
+    from worldswitch.x86.exits import ExitTables
 
 MOST_BINS = 8192
 """Bins in which a report holds a trace; its picture has fewer, and these when zoomed in."""
@@ -31,6 +32,8 @@ class Question:
     from_: str | None = None
     settings: Sequence[str] = ()
     hot: int = 20
+    tables: ExitTables | None = None
+    """Names of exit reasons beside the built-in ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,11 +107,12 @@ def study(path: str, opened: Callable[[], EventSource], question: Question) -> S
         over_time.add(rows)
         durations.add(rows)
 
-    result = account(source, by=("reason",), hot=question.hot, watch=watch)
+    result = account(source, None, question.tables, by=("reason",), hot=question.hot, watch=watch)
     cells = over_time.cells(MOST_BINS, MOST_CELLS)
     own = getattr(source, "reason_names", None) or {}
     names = {
-        number: own.get((number >> 32, number & 0xFFFFFFFF)) or reason_name(number >> 32, number & 0xFFFFFFFF)
+        number: own.get((number >> 32, number & 0xFFFFFFFF))
+        or reason_name(number >> 32, number & 0xFFFFFFFF, question.tables)
         for number in set(cells.number.tolist())
     }
     threads = {}

@@ -120,7 +120,8 @@
       this.to = this.data.bins;
       this.what = "count";
       this.build();
-      new ResizeObserver(() => this.draw()).observe(this.area);
+      this.draw();
+      new ResizeObserver(() => { if (this.area.clientWidth !== this.width) this.draw(); }).observe(this.area);
     }
     expanded(flat) {
       const found = { count: new Float64Array(this.data.bins), ns: new Float64Array(this.data.bins) };
@@ -252,7 +253,7 @@
     }
     amount(value) { return this.what === "count" ? `${whole(value)} exit${value === 1 ? "" : "s"}` : duration(value); }
     draw() {
-      const width = this.area.clientWidth;
+      const width = this.width = this.area.clientWidth;
       if (!width) return;
       const view = this.view = this.stacked(this.lanes, this.from, this.to, width, this.what);
       const wide = this.data.width * view.each;
@@ -292,6 +293,16 @@
       return svg;
     }
     drawOverview(width) {
+      const drawn = `${width} ${this.what}`;
+      if (this.overviewDrawn !== drawn) this.drawWhole(width);
+      this.overviewDrawn = drawn;
+      this.overview.querySelector(".window")?.remove();
+      if (this.to - this.from < this.data.bins) {
+        const scale = width / this.data.bins;
+        this.overview.firstChild.append(draw("rect", { class: "window", x: this.from * scale, width: Math.max(2, (this.to - this.from) * scale), y: 0, height: OVERVIEW }));
+      }
+    }
+    drawWhole(width) {
       const svg = draw("svg", { height: OVERVIEW, "aria-hidden": "true" });
       const { each, n } = this.columns(0, this.data.bins, width);
       const sums = this.data.reasons.map((_, index) => {
@@ -302,10 +313,6 @@
       let most = 1;
       for (let i = 0; i < n; i++) most = Math.max(most, sums.reduce((sum, one) => sum + one[i], 0));
       svg.append(...this.paths(sums, n, width * (n * each) / this.data.bins, OVERVIEW, most));
-      if (this.to - this.from < this.data.bins) {
-        const scale = width / this.data.bins;
-        svg.append(draw("rect", { class: "window", x: this.from * scale, width: Math.max(2, (this.to - this.from) * scale), y: 0, height: OVERVIEW }));
-      }
       this.overview.replaceChildren(svg);
     }
     point(event) {
@@ -353,5 +360,15 @@
       equip(table);
     }
   }
-  for (const place of document.querySelectorAll("[data-timeline]")) new Timeline(place);
+  // After the first paint, one after another; the room each will take is kept, so that nothing moves.
+  const places = [...document.querySelectorAll("[data-timeline]")];
+  for (const place of places) place.style.minHeight = `${(LANE + 26) * Number(place.dataset.lanes) + OVERVIEW + 95}px`;
+  const next = () => {
+    const place = places.shift();
+    if (!place) return;
+    new Timeline(place);
+    setTimeout(next);
+  };
+  requestAnimationFrame(() => setTimeout(next));
+  addEventListener("beforeprint", () => { for (const place of places.splice(0)) new Timeline(place); });
 })();
