@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from traces import DATA, flat
-from worldswitch.cli import main
+from worldswitch.cli import main, wsw
 from worldswitch.cli.convert import convert
 from worldswitch.errors import MissingError, UsageError
 from worldswitch.trace import open_trace
@@ -174,3 +174,51 @@ def _umask() -> int:
     mask = os.umask(0)
     os.umask(mask)
     return mask
+
+
+@pytest.fixture
+def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    from worldswitch.record.result import Cell, Provenance, Result
+    from worldswitch.record.resultfile import save
+
+    monkeypatch.chdir(tmp_path)
+    save(Result((Cell({"on": "kvm", "program": "cpuid"}, per_op={"exits": 1}),), Provenance("1")), "r.json")
+    return tmp_path
+
+
+def test_a_result_becomes_a_table_or_metrics(kept: Path) -> None:
+    import polars as pl
+
+    for ending in ("csv", "prom", "parquet"):
+        done = CliRunner().invoke(wsw, ["convert", "r.json", "-o", f"out.{ending}"])
+        assert (done.exit_code, done.stdout) == (0, ""), done.output
+    assert (kept / "out.csv").read_text().splitlines()[1] == "0,kvm,cpuid,count,exits,,,1"
+    assert 'wsw_run_exits{on="kvm",program="cpuid"} 1\n' in (kept / "out.prom").read_text()
+    assert pl.read_parquet(kept / "out.parquet")["value"].to_list() == [1]
+
+
+def test_a_result_goes_to_standard_output(kept: Path) -> None:
+    done = CliRunner().invoke(wsw, ["convert", "r.json", "-o", "-", "--to", "prometheus"])
+    assert done.stdout.endswith("# EOF\n")
+
+
+@pytest.mark.parametrize("to", ["csv", "prom", "parquet"])
+def test_python_of_a_result_does_the_same(kept: Path, to: str) -> None:
+    CliRunner().invoke(wsw, ["convert", "r.json", "-o", f"a.{to}"])
+    program = CliRunner().invoke(wsw, ["convert", "r.json", "-o", f"b.{to}", "--python"]).stdout
+    exec(program, {})
+    assert (kept / f"a.{to}").read_bytes().replace(b"\r", b"") == (kept / f"b.{to}").read_bytes().replace(b"\r", b"")
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (("-o", "x.txt"), "a result is written as csv"),
+        (("-o", "x.csv", "--vcpu", "0"), "are for traces"),
+        (("-o", "-", "--to", "parquet"), "does not go to standard output"),
+    ],
+)
+def test_what_a_result_is_not_written_as(kept: Path, words: tuple[str, ...], why: str) -> None:
+    done = CliRunner().invoke(wsw, ["convert", "r.json", *words])
+    assert why in str(done.exception or done.output)
+    assert not list(kept.glob("x*"))

@@ -123,7 +123,7 @@ def counted(made: dict[str, Any], track: str, name: str) -> float:
 def test_counters_have_every_exit_and_fault(recording: dict[str, Any]) -> None:
     """tests/data/README.md: 309 exits, 300 of them CR_ACCESS, and 8 page faults."""
     assert counted(recording, "exits per second", "CR_ACCESS") == pytest.approx(300)
-    names = [e["args"] for e in recording["traceEvents"] if e["ph"] == "C" and e["name"] == "exits per second"][0]
+    names = next(e["args"] for e in recording["traceEvents"] if e["ph"] == "C" and e["name"] == "exits per second")
     assert sum(counted(recording, "exits per second", name) for name in names) == pytest.approx(309)
     assert counted(recording, "pages per second", "faults") == pytest.approx(8)
 

@@ -14,25 +14,29 @@ from typing import IO, TYPE_CHECKING, Any
 import click
 
 from worldswitch.cli import options
+from worldswitch.cli.compare import is_trace
 from worldswitch.errors import MissingError, UsageError, printable
 
 if TYPE_CHECKING:
     from worldswitch.record.trace import EventSource
     from worldswitch.trace.writers.catalog import Written
 
-FORMATS = ("parquet", "perfetto", "ftrace", "trace.dat", "perf.data")
+FORMATS = ("parquet", "perfetto", "ftrace", "trace.dat", "perf.data", "csv", "prometheus")
 _ENDINGS = {
     ".json": "perfetto",
     ".txt": "ftrace",
     ".dat": "trace.dat",
     ".data": "perf.data",
     ".parquet": "parquet",
+    ".csv": "csv",
+    ".prom": "prometheus",
     "": "parquet",
 }
 _COMPRESSIONS = {"trace.dat": ("none", "zlib", "zstd"), "perf.data": ("none", "zstd")}
 STDOUT = "-"
 """As a name: standard output."""
 _LEVEL = 3
+_ALL = ((None, None), None, None, None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +83,7 @@ def convert(
     as_json: bool,
     as_python: bool,
 ) -> int:
-    """Write TRACE in another format.
+    """Write TRACE in another format; or a result that wsw run --save wrote, as csv, parquet (one file) or prometheus.
 
     \b
     OUT's ending    format
@@ -88,11 +92,17 @@ def convert(
     .txt            the text of tracefs
     .dat            trace.dat, for trace-cmd and KernelShark
     .data           perf.data, for perf (on standard output its pipe form)
+    .csv            a row per event
+    .prom           OpenMetrics text: exits by VM, vCPU and reason, for Prometheus
 
     OUT appears only when it is whole.
     """
     target = chosen(output, to, file_version, compression)
     limits = (options.parse_time(time), vcpu, vm, tid)
+    if not is_trace(trace):
+        from worldswitch.cli.convert_result import convert_result
+
+        return convert_result(trace, target, limits != _ALL, as_json, as_python)
     if as_python:
         click.echo(_python(trace, target, limits))
         return 0
@@ -161,7 +171,7 @@ def _opened(trace: str, limits: tuple[Any, ...]) -> EventSource:
         else:
             threads = threads_of_vcpu(watched(open_source(trace), trace).batches(VCPU_EVENTS), vcpu)
     source = watched(source, trace)
-    if limits == ((None, None), None, None, None):
+    if limits == _ALL:
         return source
     return Sliced(source, Limits(first, last, threads, vm, tid))
 
@@ -183,6 +193,10 @@ def _writer(target: Target) -> Callable[[EventSource, IO[Any]], Written]:
         from worldswitch.report.perfetto import write_perfetto
 
         return write_perfetto
+    if target.format in ("csv", "prometheus"):
+        from worldswitch.cli.convert_result import write_trace_csv, write_trace_metrics
+
+        return write_trace_csv if target.format == "csv" else write_trace_metrics
     if target.format == "ftrace":
         from worldswitch.trace.writers.ftrace_text import write_ftrace_text
 
@@ -257,6 +271,10 @@ def _python(trace: str, target: Target, limits: tuple[Any, ...]) -> str:
     opened = f"trace = open_trace({trace!r})" + (f".slice({arguments})" if arguments else "")
     if target.format == "parquet":
         return "\n".join([*lines, "", opened, f"trace.save({target.output!r})"])
+    if target.format in ("csv", "prometheus"):
+        from worldswitch.cli.convert_result import python_of_trace
+
+        return python_of_trace(opened, target.output, target.format)
     module, function, how, mode = {
         "perfetto": ("report.perfetto", "write_perfetto", "", "w"),
         "ftrace": ("trace.writers.ftrace_text", "write_ftrace_text", "", "w"),
