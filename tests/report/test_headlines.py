@@ -115,3 +115,15 @@ def test_no_sentence_ends_twice(text: str) -> None:
     for one in findings(TDPMMU / "wp.trace.dat", DATA / "create-vm" / "firecracker-2129.txt"):
         for sentence in (one.headline, one.gloss, *one.why, *one.remedy, *one.rests_on):
             assert not sentence.endswith(text)
+
+
+def test_what_cannot_be_told_is_not_called_the_same() -> None:
+    # perf kvm stat records no kvm_cr, so which bits the 300 writes changed is not in the file.
+    headlines = [one.headline for one in findings(DATA / "vmx-5.10-ept" / "kvmstat.perf.data", to=("6.12",))]
+    assert "Whether Linux 6.12.117 would save 300 exits of 308 cannot be told from this trace." in headlines
+
+
+def test_a_small_saving_does_not_hide_what_costs_most() -> None:
+    headlines = [one.headline for one in findings(DATA / "svm-5.10-npt" / "wp.perf.data.zst", to=("6.12",))]
+    assert "goes to cr0_sel_write" in headlines[0]
+    assert any(headline.startswith("After 2,000 writes of CR0.WP") for headline in headlines[1:])

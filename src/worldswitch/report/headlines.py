@@ -37,7 +37,8 @@ def findings(study: Study, part: str) -> list[Finding]:
         best = max(answers, key=lambda answer: answer.saving_ns.mid)
         story = _Story.of(best)
         found.append(_removed(study, best, story, part))
-        told = {exits.reason for exits in (*story.refaults, *story.writes, *story.kept)}
+        if found[0].weight >= _FIRST:
+            told = {exits.reason for exits in (*story.refaults, *story.writes, *story.kept)}
     found += [_stays(study, answer, part) for answer in study.answers if not answer.removed and _differ(answer)]
     found += _costliest(study, told, part)
     found += _detected(study, part, churn_told=bool(answers))
@@ -109,7 +110,7 @@ def _removed(study: Study, answer: WhatIf, story: _Story, part: str) -> Finding:
             f"What stays: the {many(_count(story.kept), 'write')} of {story.what} themselves "
             f"({format_ns(_ns(story.kept))}). {sentence(why)}"
         )
-    weight = _FIRST if answer.saving_ns.mid >= _TELLING * answer.total_ns else _NOTED
+    weight = _FIRST if answer.saving_ns.mid >= _TELLING * _busy(study) else _NOTED
     return Finding(
         "cost",
         _headline(answer, story),
@@ -245,9 +246,12 @@ def _differ(answer: WhatIf) -> bool:
 def _stays(study: Study, answer: WhatIf, part: str) -> Finding:
     here, there = answer.before.kernel, answer.after.kernel
     whys = list(dict.fromkeys(exits.why for exits in answer.stays))
+    unknown = sum(exits.count for exits in answer.stays if not exits.known)
     return Finding(
         "notice",
-        f"Linux {there} would have had the same {answer.exits:,} exits as {here}, as far as the trace tells.",
+        f"Whether Linux {there} would save {many(unknown, 'exit')} of {answer.exits:,} cannot be told from this trace."
+        if unknown
+        else f"Linux {there} would have had the same {answer.exits:,} exits as {here}, as far as the trace tells.",
         why=[sentence(why) for why in whys[:_SHOWN]],
         rests_on=[f"Cannot be told: {sentence(text)}" for text in answer.cannot_tell],
         about=study.path,
@@ -260,9 +264,9 @@ def _stays(study: Study, answer: WhatIf, part: str) -> Finding:
 def _costliest(study: Study, told: set[str], part: str) -> Iterator[Finding]:
     """The reason that takes most time, idling aside, unless it has been told."""
     account = study.account
-    idle = sum(row.total_ns for row in account.exits if row.reason in _IDLE)
+    whole = _busy(study)
+    idle = account.total_ns - whole
     busy = [row for row in account.exits if row.reason not in _IDLE and row.total_ns]
-    whole = account.total_ns - idle
     if busy and busy[0].reason not in told:
         top = busy[0]
         gloss = reason(top.reason)
@@ -311,6 +315,11 @@ def _detected(study: Study, part: str, churn_told: bool) -> Iterator[Finding]:
             weight=(_WARNED if serious else _COSTLY - 1 if seen.id == ROOT_CHURN else _NOTED) - 0.1,
             ids=(seen.id,),
         )
+
+
+def _busy(study: Study) -> int:
+    """Time of all exits but those in which the guest idled."""
+    return sum(row.total_ns for row in study.account.exits if row.reason not in _IDLE)
 
 
 def _count(some: Sequence[Exits]) -> int:
