@@ -65,3 +65,26 @@ def test_what_cannot_be_recorded_is_said_and_leaves_no_file(
     told = str(done.exception) if isinstance(done.exception, WorldswitchError) else done.output
     assert says in told
     assert not list(tmp_path.iterdir())
+
+
+def test_passes_without_exits_are_limited_too(tmp_path: Path) -> None:
+    """On Intel CR0.WP is the guest's own since 6.4: no exit, and yet every pass would be executed."""
+    words = ("run", "cr0-wp", "-n", "1000000000", "--on", "model", "--kernel", "6.12", "--cpu", "intel")
+    done = ran(*words, "--trace", str(tmp_path / "out.data"))
+    assert "takes" not in done.stdout
+    assert "goes to 500,000; take -n 500000" in done.stderr
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("name", "next_"),
+    [
+        ("out.json", "to look at in ui.perfetto.dev"),
+        ("out.txt", "wsw whatif {} --from 6.12."),
+        ("out.data", "next: wsw analyze {}\n"),
+    ],
+)
+def test_it_says_what_can_be_done_with_the_recording(name: str, next_: str, tmp_path: Path) -> None:
+    out = tmp_path / name
+    done = ran("run", "cr0-wp", "-n", "5", "--on", "model", "--kernel", "6.12", "--trace", str(out))
+    assert next_.format(out) in done.stderr

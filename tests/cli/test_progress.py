@@ -62,3 +62,16 @@ def test_what_the_source_knows_is_passed_on() -> None:
     watched = progress.watched(source, "x")
     assert watched.meta is source.meta
     assert watched.formats is source.formats
+
+
+def test_what_is_told_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Even in the first second, when nothing of how far it is is shown."""
+    from worldswitch.cli.progress import Line
+
+    err = io.StringIO()
+    monkeypatch.setattr("sys.stderr", err)
+    line = Line()
+    line.say(lambda: "half")
+    line.tell("kept")
+    line.clear()
+    assert err.getvalue() == "kept\n"

@@ -41,11 +41,6 @@ def refuse_large(program: Program, cell: Cell) -> None:
     Raises:
         UsageError: The run has more than :data:`MOST_EXITS` exits, or :data:`MOST_PASSES` passes.
     """
-    if cell.n > MOST_PASSES:
-        raise UsageError(
-            f"{program.name} with -n {cell.n} makes {cell.n:,} passes, and --trace on the model executes each and goes "
-            f"to {MOST_PASSES:,}; take -n {MOST_PASSES}"
-        )
     exits = cell.counters["exits"]
     assert isinstance(exits, int)
     if exits > MOST_EXITS:
@@ -53,6 +48,11 @@ def refuse_large(program: Program, cell: Cell) -> None:
         raise UsageError(
             f"{program.name} with -n {cell.n} makes {exits:,} exits, and --trace on the model holds {MOST_EXITS:,}; "
             f"take -n {fewer}"
+        )
+    if cell.n > MOST_PASSES:
+        raise UsageError(
+            f"{program.name} with -n {cell.n} makes {cell.n:,} passes, and --trace on the model executes each and goes "
+            f"to {MOST_PASSES:,}; take -n {MOST_PASSES}"
         )
 
 
