@@ -15,14 +15,28 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from worldswitch.guest import toml
-from worldswitch.guest.operations import Invlpg, Load, Operation, ReadEntry, Store, SwitchSpace, WriteCr, WriteEntry
+from worldswitch.guest.operations import (
+    Fetch,
+    Invlpg,
+    Load,
+    Operation,
+    ReadEntry,
+    Store,
+    SwitchSpace,
+    WriteCr,
+    WriteEntry,
+    WriteMsr,
+)
 from worldswitch.guest.program import Mode, Pages, Program, Space, State, Vcpu
 from worldswitch.kvm.host import Host
 from worldswitch.kvm.policy import Policy
 from worldswitch.kvm.vcpu import Run, run
 from worldswitch.x86.access import Controls, pdpte_reserved
+from worldswitch.x86.registers import EFER
 
 HERE = Path(__file__).parent
 LAB = Host(huge_pages=False, decode_assists=False, next_rip=False, lmsw_exits=False, exitintinfo_cleared=False)
@@ -116,8 +130,32 @@ def test_bits_that_are_not() -> None:
     assert pdpte_reserved(0xFFFF_FFFF_F001 | 0xE18, Controls(maxphyaddr=48)) == 0
 
 
-def _run(body: Sequence[Operation], kernel: str, cpu: str, mmu: str) -> Run:
-    pages = (Pages(LOW, 0x200000, count=16), Pages(HIGH, 0x300000, count=16, flags=()))
+addresses = st.sampled_from((LOW, LOW + 0x1010, HIGH, HIGH + 0x2000, 0x0060_0000, 0xC000_0000))
+bodies = st.lists(
+    st.one_of(
+        st.builds(Load, addresses, user=st.booleans(), size=st.just(4), keep=st.booleans()),
+        st.builds(Store, addresses, user=st.booleans(), size=st.just(4), value=st.integers(0, 99)),
+        st.builds(Fetch, addresses, user=st.booleans()),
+        st.sampled_from([WriteCr(0, toggle=("WP",)), WriteMsr(EFER, 0), WriteMsr(EFER, 0x800), SwitchSpace("main")]),
+        st.builds(WriteCr, st.just(4), toggle=st.sampled_from([("SMEP",), ("SMAP",), ("PGE",), ("PSE",)])),
+    ),
+    min_size=1,
+    max_size=8,
+)
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    bodies, st.lists(st.sampled_from(EVERY), min_size=2, max_size=4), st.sampled_from([(), ("U",), ("W", "U", "NX")])
+)
+def test_every_host_shows_the_guest_the_same(
+    body: list[Operation], hosts: list[tuple[str, str, str]], flags: tuple[str, ...]
+) -> None:
+    assert len({str(_run(body, *host, flags=flags).reports) for host in hosts}) == 1
+
+
+def _run(body: Sequence[Operation], kernel: str, cpu: str, mmu: str, *, flags: tuple[str, ...] = ()) -> Run:
+    pages = (Pages(LOW, 0x200000, count=16), Pages(HIGH, 0x300000, count=16, flags=flags))
     vcpu = Vcpu(body=tuple(body))
     program = Program("pae", "x", "pass", (vcpu,), (Space("main", pages),), mode=Mode.PAE, state=STATE)
     return run(program, Policy.of(kernel, cpu, mmu), 1, host=LAB)
