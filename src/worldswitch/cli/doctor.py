@@ -20,6 +20,7 @@ from worldswitch.kit.doctor import doctor as run
 @click.option("--profile", type=click.Choice(PROFILES), default="default", help="What the host is for.")
 @click.option("--script", is_flag=True, help="Print a script that fixes (sh SCRIPT fix) or undoes (sh SCRIPT undo).")
 @click.option("--prometheus", is_flag=True, help="Print metrics for node_exporter's textfile collector.")
+@click.option("--markdown", is_flag=True, help="Print Markdown, to paste into an issue or a mail.")
 @click.option("--fail-on", type=click.Choice(LEVELS), help="Exit with 1 if a finding is as bad or worse.")
 @options.as_json
 @options.as_python
@@ -30,6 +31,7 @@ def doctor(
     profile: str,
     script: bool,
     prometheus: bool,
+    markdown: bool,
     fail_on: str | None,
     as_json: bool,
     as_python: bool,
@@ -45,7 +47,7 @@ def doctor(
                realtime  pinned vCPUs: no long interruption
                hardened  hostile guests: no mitigation is given up
     """
-    asked = Asked(snapshots, root, snapshot, profile, as_json, prometheus, script, fail_on)
+    asked = Asked(snapshots, root, snapshot, profile, as_json, prometheus, script, fail_on, markdown)
     if as_python:
         click.echo(_python(asked), nl=False)
         return 0
@@ -62,7 +64,7 @@ def doctor(
 def _python(asked: Asked) -> str:
     given = {name: value for name, value in asked._asdict().items() if value != Asked._field_defaults[name]}
     arguments = ", ".join(f"{name}={value!r}" for name, value in given.items())
-    if asked.snapshot or len(asked.snapshots) > 1 or asked.script or asked.prometheus:
+    if asked.snapshot or len(asked.snapshots) > 1 or asked.script or asked.prometheus or asked.markdown:
         return f"from worldswitch.kit.doctor import Asked, doctor\n\ndoctor(Asked({arguments}))\n"
     where = (
         f"Snapshot({asked.snapshots[0]!r})"

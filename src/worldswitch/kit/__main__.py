@@ -89,6 +89,7 @@ def _add_doctor(doctor: argparse.ArgumentParser) -> None:
     doctor.add_argument("--profile", choices=PROFILES, default="default", help="what the host is for")
     doctor.add_argument("--script", action="store_true", help="print a script that fixes, or undoes")
     doctor.add_argument("--prometheus", action="store_true", help="print metrics for node_exporter")
+    doctor.add_argument("--markdown", action="store_true", help="print Markdown, to paste")
     doctor.add_argument("--fail-on", choices=LEVELS, help="status 1 if a finding is as bad or worse")
     doctor.add_argument("--json", dest="as_json", action="store_true", help="print JSON with stable keys")
 

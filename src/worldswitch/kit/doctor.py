@@ -29,7 +29,7 @@ class Asked(NamedTuple):
         root: A folder that holds a host's tree.
         snapshot: Write what was read here, and judge nothing.
         profile: One of :data:`PROFILES`.
-        as_json, prometheus, script: What to print instead of text.
+        as_json, prometheus, script, markdown: What to print instead of text.
         fail_on: One of :data:`LEVELS`: a finding as bad or worse makes the status 1.
     """
 
@@ -41,6 +41,7 @@ class Asked(NamedTuple):
     prometheus: bool = False
     script: bool = False
     fail_on: str | None = None
+    markdown: bool = False
 
 
 def doctor(asked: Asked, say: Callable[[Callable[[], str]], None] | None = None) -> int:
@@ -79,7 +80,7 @@ def _insist_one_way(asked: Asked) -> None:
         raise UsageError("a host is read from snapshots or from --root, not both")
     if asked.snapshots and asked.snapshot is not None:
         raise UsageError("--snapshot writes what is read of this host or of --root; it takes no other snapshot")
-    ways = [f"--{name}" for name in ("as_json", "prometheus", "script") if getattr(asked, name)]
+    ways = [f"--{name}" for name in ("as_json", "prometheus", "script", "markdown") if getattr(asked, name)]
     if len(ways) > 1:
         raise UsageError(f"{' and '.join(ways)} contradict each other; say one of them".replace("as_", ""))
     if asked.snapshot is not None and (ways or asked.fail_on):
@@ -147,13 +148,17 @@ def _show(asked: Asked, done: Sequence[Diagnosis], failed: Sequence[tuple[str, s
         sys.stdout.write(json.dumps(shown, indent=1) + "\n")
     elif asked.prometheus:
         sys.stdout.write(document.prometheus(done))
+    elif asked.markdown:
+        from worldswitch.host.markdown import markdown
+
+        sys.stdout.write(markdown(done))
     elif asked.script:
         from worldswitch.host.script import script
 
         sys.stdout.write(script(done[0].host.name, done[0].findings))
     else:
         sys.stdout.write(text.fleet(done, failed) if fleet else text.report(done[0]))
-    if failed and (asked.as_json or asked.prometheus):
+    if failed and (asked.as_json or asked.prometheus or asked.markdown):
         sys.stderr.write("".join(f"wsw: {why}\n" for _, why in failed))
 
 

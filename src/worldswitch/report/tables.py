@@ -5,7 +5,6 @@ Within :func:`markdown` all of them come as Markdown, for issues and mails; as p
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -13,6 +12,8 @@ from io import StringIO
 from typing import Any
 
 from worldswitch.errors import printable
+from worldswitch.record.markdown import escaped
+from worldswitch.record.markdown import table as pipes
 
 WIDTH = 100
 _LEAST = 8
@@ -21,16 +22,6 @@ _ONE_WIDE = frozenset(map(chr, range(0x20, 0x7F))) | frozenset("µ–─≠×…
 
 
 _as_markdown: ContextVar[bool] = ContextVar("as_markdown", default=False)
-_SPECIAL = re.compile(r"[\\|`*\[\]<>~]|&(?=#?\w+;)|(?<!\w)_|_(?!\w)")
-"""What would be markup; an underscore inside a word is none."""
-_FIRST = re.compile(r"^(\d*)([.)]|#{1,6}|[+-]+|=+)(?=\s|$)")
-"""What would be markup where a line begins."""
-
-
-class _Marked(str):
-    """Text that is Markdown already."""
-
-    __slots__ = ()
 
 
 @contextmanager
@@ -41,45 +32,6 @@ def markdown() -> Iterator[None]:
         yield
     finally:
         _as_markdown.reset(token)
-
-
-def escaped(text: str, cell: bool = False) -> str:
-    """*text* as one line of Markdown that shows it as it is; *cell*: in a table, where no line begins."""
-    if isinstance(text, _Marked):
-        return text
-    plain = _SPECIAL.sub(lambda one: "&amp;" if one[0] == "&" else f"\\{one[0]}", printable(text))
-    return _Marked(plain if cell else _FIRST.sub(r"\1\\\2", plain))
-
-
-def _pipes(columns: Sequence[str], cells: Sequence[Sequence[str]], title: str, left: frozenset[str]) -> str:
-    """The table with pipes, each column as wide as its widest cell so that it is a table in plain text as well."""
-    lines = [
-        [escaped(cell, cell=True) for cell in (*row, *[""] * (len(columns) - len(row)))] for row in (columns, *cells)
-    ]
-    widths = [max(3, *(len(line[place]) for line in lines)) for place in range(len(columns))]
-    rules = [
-        ":".ljust(width, "-") if name in left else "-" * (width - 1) + ":"
-        for name, width in zip(columns, widths, strict=True)
-    ]
-    padded = [
-        [
-            cell.ljust(width) if name in left else cell.rjust(width)
-            for cell, width, name in zip(line, widths, columns, strict=True)
-        ]
-        for line in lines
-    ]
-    drawn = [f"| {' | '.join(line)} |" for line in (padded[0], rules, *padded[1:])]
-    return "\n".join([*_heading(title), *drawn, ""])
-
-
-def _heading(title: str) -> Iterator[str]:
-    """Its first line in bold, the others below."""
-    if not title:
-        return
-    first, *others = [title] if isinstance(title, _Marked) else title.splitlines()
-    yield from (f"**{escaped(first)}**", "")
-    for line in others:
-        yield from (escaped(line), "")
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[Any]], title: str = "", left: Iterable[str] = ()) -> str:
@@ -94,7 +46,7 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[Any]], title: str = ""
     flush_left = frozenset(left)
     cells = [[printable("-" if cell is None else str(cell)) for cell in row] for row in rows]
     if _as_markdown.get():
-        return _pipes(columns, cells, title, flush_left)
+        return pipes(columns, cells, title, flush_left)
     text = _fitting(columns, cells, flush_left) or _folded(columns, cells, flush_left)
     return f"{title}\n{text}" if title else text
 
