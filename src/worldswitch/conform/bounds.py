@@ -63,13 +63,14 @@ def sentences() -> Iterator[str]:
     )
     yield (
         f"CR0: {', '.join(CR0_BITS)}; PG stays, and the upper half is 0, which QEMU ignores. CR4: "
-        f"{', '.join(CR4_BITS)} and a bit nobody has, those of features only where the machine has them; PAE only as "
-        "writes that are refused."
+        f"{', '.join(CR4_BITS)} and a bit nobody has, those of features only where the machine has them, and "
+        "protection keys not on Bochs 3.0, which checks them wrongly; PAE only as writes that are refused."
     )
     yield (
         "No access depends on a translation the processor may or may not remember: what takes rights away, or sends a "
         "page elsewhere, is followed by INVLPG, INVPCID or two changes of CR4.PGE before anything else. What adds "
-        "rights is not. Global pages appear with one space only."
+        "rights is not. Global pages appear with one space only, and each space has PCIDs of its own but for 0, which "
+        "is never loaded without a flush."
     )
     yield (
         "Accesses at CPL 3 are aligned and addresses in MSRs canonical, as QEMU raises no #AC and no #GP for them. "

@@ -181,9 +181,12 @@ def write_protected(scene: Scene) -> Ops:
 
 def switch(scene: Scene) -> Ops:
     """MOV to CR3, mostly with an access after it."""
-    pcid = scene.random.randrange(4) if scene.pcid and scene.chance(0.8) else 0
-    noflush = scene.pcid and scene.chance(0.5)
-    found: Ops = [ops.SwitchSpace(scene.random.choice(scene.spaces), pcid, noflush)]
+    tag = scene.random.randrange(4) if scene.pcid and scene.chance(0.8) else 0
+    noflush = scene.pcid and scene.chance(0.5) and tag > 0
+    space = scene.random.choice(scene.spaces)
+    # Each space has PCIDs of its own, so that none finds what another left; 0 is everybody's, and flushed.
+    pcid = 1 + scene.spaces.index(space) + bounds.SPACES * (tag & 1) if tag else 0
+    found: Ops = [ops.SwitchSpace(space, pcid, noflush)]
     return found + access(scene) if scene.chance(0.7) else found
 
 
