@@ -71,7 +71,7 @@ class Pages:
     Args:
         controls: Gives the processor's bits of the moment: reserved bits of guest entries.
         flush: Called where KVM has all vCPUs flush.
-        request: Called with what is to be done before the next entry: current, by this vCPU; reload, by all.
+        request: Called with what is to be done before the next entry: current and sync, by this vCPU; reload, by all.
 
     Attributes:
         counts: The VM statistics of the shadow MMU by KVM's names.
@@ -108,6 +108,8 @@ class Pages:
             if page.role == role:
                 if page.unsync and not self._sync_found(page):
                     break
+                if role.level > 1 and not self._policy.has("shadow-child-compared") and self.out_of_step(page):
+                    self.request("sync")
                 page.floods = 0
                 return page
             if page.unsync and role.level > 1 and self._policy.has("shadow-upper-zaps-unsync"):
