@@ -83,14 +83,13 @@ def exits_of(
 
     if n is not None and n < 1:
         raise UsageError("n is a number of passes, 1 or more")
-    kernels = () if on == "kvm" else (kernel or list(lines())[-1],)
     for name, given, known in (("cpu", cpu, CPUS), ("mmu", mmu, MMUS)):
         if given not in known:
             raise UnknownNameError(name, given, known)
-    places = ((), ()) if on == "kvm" else ((cpu,), (mmu,))
-    conditions = Conditions(kernels, *places, parameters=dict(set or {}))
+    newest = kernel or list(lines())[-1]
+    conditions = Conditions() if on == "kvm" else Conditions((newest,), (cpu,), (mmu,), dict(set or {}))
     if on == MODEL and not isinstance(program, str | Path):
-        return _modelled(program, kernels[0], cpu, mmu, n, [f"{name}={value}" for name, value in (set or {}).items()])
+        return _modelled(program, newest, cpu, mmu, n, [f"{name}={value}" for name, value in (set or {}).items()])
     return _of_cell(_cell(program, on, conditions, n), on)
 
 
@@ -105,8 +104,8 @@ def _modelled(program: Program, kernel: str, cpu: str, mmu: str, n: int | None, 
     each = per_pass(found.exits_by_reason, none.exits_by_reason, found.n)
     total = (found.exits - none.exits) / found.n
     told = {reason: value for reason, value in each.items() if value}
-    where = (str(policy.kernel), str(policy.vendor), str(policy.mmu))
-    return Exits(program.name, program.unit, MODEL, *where, found.n, told, total)
+    kernel, cpu, mmu = str(policy.kernel), str(policy.vendor), str(policy.mmu)
+    return Exits(program.name, program.unit, MODEL, kernel, cpu, mmu, found.n, told, total)
 
 
 def _cell(program: str | Path | Program, on: str, conditions: Conditions, n: int | None) -> Cell:
@@ -147,10 +146,10 @@ def _of_cell(cell: Cell, on: str) -> Exits:
     assert isinstance(reasons, Mapping)
     if "exits" not in cell.per_op:
         raise NotTold(
-            f"{on} counts no exits here: KVM's statistics cannot be read; run as root, or Linux 5.14 or newer"
+            f"{on} counts no exits here: KVM's statistics cannot be read; be root, or take Linux 5.14 or newer"
         )
     total = cell.per_op["exits"]
     assert not isinstance(total, Mapping)
-    known = [None if at.get(name) is None else str(at[name]) for name in ("kernel", "cpu", "mmu")]
+    kernel, cpu, mmu = (None if at.get(name) is None else str(at[name]) for name in ("kernel", "cpu", "mmu"))
     told = {reason: value for reason, value in reasons.items() if value}
-    return Exits(str(at["program"]), cell.unit, on, *known, cell.n, told, total)
+    return Exits(str(at["program"]), cell.unit, on, kernel, cpu, mmu, cell.n, told, total)

@@ -20,12 +20,13 @@ _HEAD = Style.parse("bold #c8d3e0 on #2b3a4a")
 _SORTED = Style.parse("bold #101820 on #7fc8ff")
 _CURSOR = Style.parse("on #24425f")
 _GROUND = Style.parse("on #101820")
-_NEW = Style.parse("green")
-_STYLES = {
-    name: Style.parse(name.replace("dim", "#66717d").replace("yellow", "#ffc857").replace("red", "#ff6b6b")
-                      .replace("green", "#7bd88f").replace("cyan", "#7fc8ff") or "none")
-    for name in ("dim", "", "green", "yellow", "bold red", "cyan", "#5b93c4")
+_COLOURS = {
+    "dim": "#66717d", "": "#d5dde5", "green": "#7bd88f", "yellow": "#ffc857", "bold red": "bold #ff6b6b",
+    "cyan": "#7fc8ff", "#5b93c4": "#5b93c4",
 }  # fmt: skip
+_STYLES = {name: _GROUND + Style.parse(colour) for name, colour in _COLOURS.items()}
+_HERE = {name: _CURSOR + Style.parse(colour) for name, colour in _COLOURS.items()}
+"""What the names that columns give their cells look like, and in the row of the cursor."""
 
 
 class Grid(Widget, can_focus=True):
@@ -64,6 +65,7 @@ class Grid(Widget, can_focus=True):
         self.columns, self.sorted_by, self.fixed = tuple(columns), sort, fixed
         self.down = not next(one.left for one in columns if one.key == sort)
         self.aside = self.top = 0
+        self._seen: list[Column] = []
         self.cursor: str | None = None
         self._place, self._moved = 0, False
 
@@ -74,6 +76,7 @@ class Grid(Widget, can_focus=True):
             place = min(self._place if self._moved else 0, len(self.rows) - 1)
             self.cursor = self.rows[place].key if self.rows else None
         self._see_cursor()
+        self._seen = self.shown()
         self.refresh()
 
     def _see_cursor(self) -> None:
@@ -107,22 +110,24 @@ class Grid(Widget, can_focus=True):
         if place >= len(self.rows):
             return Strip.blank(width, _GROUND)
         row = self.rows[place]
-        segments = []
-        for column in self.shown():
+        styles = _HERE if row.key == self.cursor and self.has_focus else _STYLES
+        segments, used = [], 0
+        for column in self._seen:
             text, name = column.cell(row)
-            style = _NEW if row.new and column.key == self.columns[0].key else _STYLES[name]
-            segments.append(Segment(text + " ", style))
-        here = row.key == self.cursor and self.has_focus
-        return Strip(segments).adjust_cell_length(width).apply_style(_CURSOR if here else _GROUND)
+            if row.new and column.key == self.columns[0].key:
+                name = "green"
+            segments.append(Segment(text + " ", styles[name]))
+            used += column.width + 1
+        return Strip(segments, used).adjust_cell_length(width, styles[""])
 
     def _heading(self, width: int) -> Strip:
         segments = []
-        for column in self.shown():
+        for column in self._seen:
             arrow = ("▼" if self.down else "▲") if column.key == self.sorted_by else ""
             text = f"{column.title}{arrow}"[: column.width]
             text = text.ljust(column.width) if column.left else text.rjust(column.width)
             segments.append(Segment(text + " ", _SORTED if arrow else _HEAD))
-        more = len(self.columns) > len(self.shown()) + self.aside
+        more = len(self.columns) > len(self._seen) + self.aside
         strip = Strip(segments).adjust_cell_length(width, _HEAD)
         if more and width > 2:
             strip = Strip([*strip.crop(0, width - 1), Segment("›", _HEAD)], width)
@@ -135,6 +140,7 @@ class Grid(Widget, can_focus=True):
     def on_resize(self, _event: events.Resize) -> None:
         """Keep the cursor in sight."""
         self._see_cursor()
+        self._seen = self.shown()
 
     def on_click(self, event: events.Click) -> None:
         """The heading sorts, a row is chosen by its second click."""
@@ -186,6 +192,7 @@ class Grid(Widget, can_focus=True):
         """Move the columns after the fixed ones."""
         most = max(0, len(self.columns) - self.fixed - 1)
         self.aside = max(0, min(most, self.aside + by))
+        self._seen = self.shown()
         self.refresh()
 
     def action_sort(self, by: int) -> None:
