@@ -106,7 +106,12 @@
     details.addEventListener("toggle", ready);
     ready();
   }
-  addEventListener("beforeprint", () => { for (const one of document.querySelectorAll("details")) { one.dataset.was = one.open ? "1" : ""; one.open = true; } });
+  // On paper short tables are shown, and long ones where they are open on the screen.
+  const SHORT = 40;
+  const short = (one) => { const table = one.querySelector("table"); return !one.closest(".timeline") && (!table || table.tBodies[0].rows.length <= SHORT); };
+  addEventListener("beforeprint", () => {
+    for (const one of document.querySelectorAll("details")) { one.dataset.was = one.open ? "1" : ""; one.open = one.open || short(one); }
+  });
   addEventListener("afterprint", () => { for (const one of document.querySelectorAll("details")) one.open = one.dataset.was === "1"; });
 
   // The timeline: bins of exits by vCPU and reason, added up to what fits the width.
