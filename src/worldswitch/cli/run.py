@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -168,7 +168,7 @@ def _compare(
     started = _now()
     with ended_politely():
         done = _Outcome()
-        _finish(done, on, len(work) == 1, lambda say: ab.run(chosen, work, say))
+        _finish(done, on, _alone(work, [on]), lambda say: ab.run(chosen, work, say))
         result = _result(
             done, [(on, chosen.machines[0])], ("wsw", "run", *words), settings, asked, started, ab.parameters(chosen)
         )
@@ -219,7 +219,7 @@ def _check_writable(save: str | None) -> None:
 
 
 def _run(chosen: Sequence[tuple[str, Machine]], work: Sequence[Work], settings: Settings) -> _Outcome:
-    alone = len(work) == 1
+    alone = _alone(work, [name for name, _ in chosen])
     done = _Outcome()
     for name, machine in chosen:
         if not done.interrupted:
@@ -227,7 +227,12 @@ def _run(chosen: Sequence[tuple[str, Machine]], work: Sequence[Work], settings: 
     return done
 
 
-def _finish(done: _Outcome, name: str, alone: bool, run: Callable[[Say], Iterator[Cell | Failure]]) -> None:
+def _alone(work: Sequence[Work], machines: Sequence[str]) -> tuple[str, ...]:
+    """What needs no name in an error, as nothing else was asked for."""
+    return (work[0].spec, *machines) if len(work) == 1 else ()
+
+
+def _finish(done: _Outcome, name: str, alone: Collection[str], run: Callable[[Say], Iterator[Cell | Failure]]) -> None:
     """Add to *done* what *run* gives on the machine *name*."""
     from worldswitch.cli.progress import Line
 
@@ -241,7 +246,7 @@ def _finish(done: _Outcome, name: str, alone: bool, run: Callable[[Say], Iterato
 
     def failed(spec: str, error: WorldswitchError) -> None:
         line.clear()
-        click.echo(f"wsw: {error}" if alone else f"wsw: {printable(spec)}: {error}", err=True)
+        click.echo(f"wsw: {error}" if spec in alone else f"wsw: {printable(spec)}: {error}", err=True)
         done.failures.append(Failure(spec, error))
 
     try:
