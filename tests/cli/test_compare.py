@@ -160,3 +160,74 @@ def test_hostile_strings_do_not_reach_the_terminal(saved: Path) -> None:
     )
     for args in (("a", "b"), ("old.json", "c")):
         assert not set(run(*args)[1]) & {"\x1b", "\x07"}
+
+
+RECORDED = [
+    str(Path(__file__).parents[1] / "data" / name / "wp.perf.data.zst") for name in ("svm-5.10-npt", "svm-6.1-npt")
+]
+
+
+def test_traces_are_compared_as_results_are(saved: Path) -> None:
+    status, text = run(*RECORDED, "--json", "--same-work")
+    (pair,) = json.loads(text)["pairs"]
+    assert status == 0
+    assert pair["compared"]["name"] == "kernel"
+    assert pair["counts"][0]["name"] == "exits"
+    rates = json.loads(run(*RECORDED, "--json")[1])["pairs"][0]["times"]
+    assert set(rates[0]["a"]) == {"n", "mean"}
+
+
+def test_python_of_traces_does_the_same(saved: Path) -> None:
+    program = run(*RECORDED, "--same-work", "--python")[1]
+    scope: dict[str, Any] = {}
+    exec(program, scope)
+    assert scope["found"].pairs[0].counts[0].name == "exits"
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (("old.json", RECORDED[0]), "is a trace and old.json a result"),
+        ((RECORDED[0], "old.json"), "is a trace and old.json a result"),
+        ((RECORDED[0],), "give a second one"),
+        (("old.json", "new.json", "--same-work"), "are for traces"),
+        ((*RECORDED, "--operations", "1,0"), "is not two numbers"),
+        ((*RECORDED, "--operations", "5"), "is not two numbers"),
+        ((*RECORDED, "--operations", "5,6", "--same-work"), "contradict"),
+        (("old.json", "new.json", "--at-least", "soon"), "not a duration"),
+        (("-", "-"), "standard input holds one trace"),
+    ],
+)
+def test_what_traces_cannot_be_asked(
+    saved: Path, capsys: pytest.CaptureFixture[str], args: tuple[str, ...], message: str
+) -> None:
+    code, said = failing(capsys, *args)
+    assert code == 2
+    assert message in said
+
+
+def test_junit_of_hostile_names_is_well_formed(saved: Path) -> None:
+    from xml.etree import ElementTree
+
+    hostile = "</testcase>\x1b\x00]]>&"
+    save(result("5.10", 2, FAST, program=hostile), "a")
+    save(result("6.12", 3, SLOW, program=hostile), "b")
+    for name in ("a", "b"):
+        Path(name).rename(f"{name}.json")
+    assert run("a.json", "b.json", "--junit", "v.xml")[0] == 1
+    (suite,) = ElementTree.parse("v.xml").getroot()
+    assert (suite.attrib["failures"], suite.attrib["tests"]) == ("2", str(len(suite)))
+    assert suite.attrib["name"].startswith("</testcase>\\x1b\\x00]]>&")
+
+
+def test_junit_that_cannot_be_written_is_said(saved: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main(["compare", "old.json", "new.json", "--junit", "nowhere/v.xml"])
+    assert stopped.value.code == 3
+    assert "give --junit another name" in capsys.readouterr().err
+
+
+def test_markdown_is_a_table_with_pipes(saved: Path) -> None:
+    text = run("old.json", "new.json", "--markdown")[1]
+    assert text.startswith("**cr0-wp, kvm, intel, tdp: kernel 6.12 against 5.10, per pair**\n\n|")
+    assert "| exits " in text
