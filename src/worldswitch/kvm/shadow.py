@@ -89,7 +89,11 @@ class Shadow:
         if role.level < _LONG:
             self.roots.free_current()  # those of PAE paging are never found again
             return False
-        return self.roots.switch(lambda root: root.pgd == cr3 and root.page.role == role and root.page.valid)
+        if not self.roots.switch(lambda root: root.pgd == cr3 and root.page.role == role and root.page.valid):
+            return False
+        assert self.roots.current is not None
+        self.roots.current.page.floods = 0  # as it is used now (mmu.c, kvm_mmu_new_pgd)
+        return True
 
     def sync(self) -> None:
         """Bring the current root in step (mmu.c, kvm_mmu_sync_roots)."""
