@@ -166,6 +166,7 @@ def test_no_serious_fault_of_accessibility_and_no_request_elsewhere(
     faults, requests, errors = [], [], []
     with browser(chromium_path) as one:
         page = one.new_page(color_scheme=scheme, viewport={"width": 390, "height": 844})
+        page.set_default_timeout(120_000)  # a busy host
         page.on("request", lambda asked: requests.append(asked.url))
         page.on("pageerror", lambda error: errors.append(str(error)))
         page.on("console", lambda said: errors.append(said.text) if said.type == "error" else None)
@@ -185,6 +186,7 @@ def test_no_serious_fault_of_accessibility_and_no_request_elsewhere(
 def test_search_finds_a_rule_and_the_palette_changes(address: str, chromium_path: str) -> None:
     with browser(chromium_path) as one:
         page = one.new_page(color_scheme="light", viewport={"width": 1300, "height": 900})
+        page.set_default_timeout(120_000)  # a busy host
         page.goto(address + "index.html")
         assert page.evaluate("document.body.dataset.mdColorScheme") == "default"
         page.locator("label[title='Dark']").click()
