@@ -1,6 +1,6 @@
 cimport cython
 from libc.stdint cimport uint64_t
-from worldswitch.kvm.switch cimport Switch
+from worldswitch.kvm.switch cimport Noted, Switch
 
 @cython.final
 cdef class Registers:
@@ -13,9 +13,11 @@ cdef class Registers:
 @cython.final
 cdef class Before:
     cdef readonly Registers registers
-    cdef uint64_t _calls, _generation
+    cdef uint64_t _calls, _generation, _flushes
+    cdef Noted _noted
     cdef object _reasons, _stats, _userspace
 
+    @cython.locals(noted=Noted)
     cpdef Effect effect(self, Switch m, uint64_t believed_cr0, uint64_t believed_cr4)
 
 @cython.final
@@ -24,6 +26,7 @@ cdef class Effect:
     cdef readonly Registers after
     cdef bint same_mode
     cdef tuple _counted
+    cdef Noted _noted
     cdef long long _times
 
     @cython.locals(after=Registers)

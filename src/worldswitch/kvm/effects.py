@@ -1,8 +1,9 @@
 # cython: annotation_typing=False, auto_pickle=False, wraparound=True
 """What an instruction did that reaches nothing but registers: it does the same whenever they are the same again.
 
-Such an instruction is a function of the registers, the policy and the host, as long as KVM touches neither roots nor
-translations for it. So the rules are asked once; after that its effect is repeated, and counted when somebody asks.
+Such an instruction is a function of the registers, the policy and the host. So the rules are asked once; after that its
+effect is repeated, and counted when somebody asks. What it has the MMU do (roots unloaded, flushes) is noted, and done
+again each time, for that depends on more than registers.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from worldswitch.kvm.switch import Switch
+    from worldswitch.kvm.switch import Noted, Switch
 
 
 class Registers:
@@ -52,16 +53,22 @@ class Registers:
 class Before:
     """A machine before an instruction whose effect is of interest."""
 
-    __slots__ = ("_calls", "_generation", "_reasons", "_stats", "_userspace", "registers")
+    __slots__ = ("_calls", "_flushes", "_generation", "_noted", "_reasons", "_stats", "_userspace", "registers")
 
     def __init__(self, m: Switch, believed_cr0: int, believed_cr4: int) -> None:
         self.registers = Registers(m, believed_cr0, believed_cr4)
-        self._calls, self._generation = m.mmu_calls, m.tlb.generation
+        self._calls, self._generation, self._flushes = m.mmu_calls, m.tlb.generation, m.tlb.flushes
+        self._noted = m.note()
         self._reasons, self._stats, self._userspace = Counter(m.reasons), Counter(m.stats), Counter(m.userspace)
 
     def effect(self, m: Switch, believed_cr0: int, believed_cr4: int) -> Effect | None:
-        """What has happened since; None if it went beyond registers."""
-        if m.mmu_calls != self._calls or m.tlb.generation != self._generation:
+        """What has happened since; None if it went beyond registers and what a :class:`Noted` holds."""
+        noted: Noted | None = self._noted
+        self._noted.ends(m)
+        m.noted = None
+        if m.mmu_calls == self._calls and m.tlb.generation == self._generation:
+            noted = None
+        elif not self._noted.simple or m.tlb.generation - self._generation != m.tlb.flushes - self._flushes:
             return None
         after = Registers(m, believed_cr0, believed_cr4)
         counted = (
@@ -69,7 +76,7 @@ class Before:
             _difference(m.stats, self._stats),
             _difference(m.userspace, self._userspace),
         )
-        return Effect(self.registers, after, counted)
+        return Effect(self.registers, after, counted, noted)
 
 
 def _difference(now: Mapping[Any, int], before: Mapping[Any, int]) -> list[tuple[Any, int]]:
@@ -81,11 +88,19 @@ class Effect:
 
     Args:
         counted: By how much it raises reasons, statistics and exits to userspace.
+        noted: What it has the MMU do, which counts itself; None for nothing.
     """
 
-    __slots__ = ("_counted", "_times", "after", "before", "same_mode")
+    __slots__ = ("_counted", "_noted", "_times", "after", "before", "same_mode")
 
-    def __init__(self, before: Registers, after: Registers, counted: tuple[list[tuple[Any, int]], ...]) -> None:
+    def __init__(
+        self,
+        before: Registers,
+        after: Registers,
+        counted: tuple[list[tuple[Any, int]], ...],
+        noted: Noted | None = None,
+    ) -> None:
+        self._noted = noted
         self.before, self.after, self._counted, self._times = before, after, counted, 0
         self.same_mode = (before.cr0, before.cr4, before.efer, before.ac, before.pkru) == (
             after.cr0, after.cr4, after.efer, after.ac, after.pkru
@@ -101,6 +116,8 @@ class Effect:
         if not self.same_mode:
             m.mode_changed()
         self._times += 1
+        if self._noted is not None:
+            m.repeat_noted(self._noted)
 
     def settle(self, m: Switch) -> None:
         """Count the repetitions that are not counted yet."""

@@ -25,6 +25,8 @@ cdef class Guest:
 
     @cython.locals(number=int64_t, whole=bint)
     cpdef passes(self, tuple steps, int64_t first, int64_t end)
+    cpdef pass_begins(self, int64_t number, bint whole=*)
+    cpdef pass_ends(self, bint whole=*)
     @cython.locals(step=Step)
     cdef int _run_all(self, tuple steps) except -1
     cdef int _run(self, Step step) except -1

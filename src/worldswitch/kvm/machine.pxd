@@ -1,16 +1,17 @@
 cimport cython
 from libc.stdint cimport uint64_t
+from worldswitch.kvm.shadow_table cimport Leaf, Page, index_of
 from worldswitch.kvm.switch cimport Switch
-from worldswitch.x86.tlb cimport Translation
+from worldswitch.x86.tlb cimport Translation, translation
 from worldswitch.x86.verdicts cimport Verdicts
 
 cdef uint64_t _PGE, _LA57, _PDPT, _P, _W, _U, _NX, _A, _D, _PS, _G, _ADDRESS
-cdef int _KEY_SHIFT, _READ, _WRITE, _FETCH, _FROM_USER
+cdef int _FAULTS, _KEY_SHIFT, _READ, _WRITE, _FETCH, _FROM_USER
 cdef int _MAY_W, _MAY_U, _MAY_X, _IS_D, _MAY_H, _KEY_AT
 
 @cython.final
 cdef class Machine(Switch):
-    @cython.locals(one=Translation, top=uint64_t, all_set=uint64_t)
+    @cython.locals(one=Translation, known=bint, top=uint64_t, all_set=uint64_t)
     cpdef uint64_t translate(self, uint64_t va, int kind, bint user) except? 1
     cdef uint64_t _translate_flat(self, uint64_t va, int kind) except? 1
     cdef bint _lets(self, int rights, int kind, bint user) except -1
@@ -28,8 +29,10 @@ cdef class Machine(Switch):
     @cython.locals(place=uint64_t, entry=uint64_t, wanted=uint64_t)
     cdef uint64_t _mark(self, uint64_t va, bint write) except? 1
     cdef _reach(self, uint64_t gfn, uint64_t gpa, int kind, bint table, bint linear=*)
-    @cython.locals(rights=int, span=int)
+    @cython.locals(page=Page, index=int, leaf=Leaf, entry=uint64_t, rights=int, span=int)
     cdef Translation _walk_shadow(self, uint64_t va, int kind, bint user)
+    cdef bint _shadow_fault(self, uint64_t va, int code, int kind, bint user) except -1
+    cdef Translation _emulated(self, uint64_t va, bint user)
     @cython.locals(gpa=uint64_t, high=uint64_t, first=int)
     cpdef uint64_t load(self, uint64_t va, int size, bint user=*) except? 1
     @cython.locals(gpa=uint64_t, high=uint64_t, first=int)

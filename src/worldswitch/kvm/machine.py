@@ -14,6 +14,7 @@ from worldswitch.kvm.mmu_events import fault_begins, page_mapped
 from worldswitch.kvm.permissions import RSVD, P, U, W
 from worldswitch.kvm.policy import Mmu, Vendor
 from worldswitch.kvm.shadow import EMULATE, FIXED, INVALID
+from worldswitch.kvm.shadow_table import index_of
 from worldswitch.kvm.switch import Switch
 from worldswitch.kvm.tdp import Mapped
 from worldswitch.x86.access import page_fault, pdpte_reserved
@@ -32,20 +33,21 @@ from worldswitch.x86.paging import (
     WRITABLE,
 )  # fmt: skip
 from worldswitch.x86.registers import CR4, bit_mask
-from worldswitch.x86.tlb import Translation
+from worldswitch.x86.tlb import Translation, translation
 from worldswitch.x86.verdicts import D_BIT, FETCH, FROM_USER, H_BIT, KEY_AT, KINDS, READ, U_BIT, W_BIT, WRITE, X_BIT
 
 GP, PF = 13, 14
+_MOST_FAULTS = 64
+"""One access needs a fault for each level at most; more are a fault of the model."""
 # Constants of loops are C variables, declared in the .pxd.
 _PGE, _LA57 = bit_mask(CR4, "PGE"), bit_mask(CR4, "LA57")
 _P, _W, _U, _NX = PRESENT, WRITABLE, USER, NO_EXECUTE
 _A, _D, _PS, _G, _ADDRESS, _PDPT, _KEY_SHIFT = ACCESSED, DIRTY, PAGE_SIZE, GLOBAL, ADDRESS, PDPT, KEY_SHIFT
+_FAULTS = _MOST_FAULTS
 _READ, _WRITE, _FETCH, _FROM_USER = READ, WRITE, FETCH, FROM_USER
 _MAY_W, _MAY_U, _MAY_X, _IS_D, _MAY_H, _KEY_AT = W_BIT, U_BIT, X_BIT, D_BIT, H_BIT, KEY_AT
 INSTANTS = frozenset(("pages_4k", "pages_2m", "nx_lpage_splits", "mmu_unsync", "mmu_shadow_pages"))
 """Counters that say what there is, not how often something happened."""
-_MOST_FAULTS = 64
-"""One access needs a fault for each level at most; more are a fault of the model."""
 
 
 class GuestFault(Exception):
@@ -82,11 +84,15 @@ class Machine(Switch):
             return one.page << 12 | va & 0xFFF
         if self.flat:
             return self._translate_flat(va, kind)
+        known = one is not None
         top, all_set = va >> (56 if self.cr4 & _LA57 else 47), 0xFF if self.cr4 & _LA57 else 0x1FFFF
         if top and top != all_set:
             raise GuestFault(GP)
         one = self._walk_tdp(va, kind, user) if self.tdp is not None else self._walk_shadow(va, kind, user)
-        self.tlb.keep(va >> 12, one)
+        if known:
+            self.tlb.keep(va >> 12, one)
+        else:
+            self.tlb.add(va >> 12, one)
         return one.page << 12 | va & 0xFFF
 
     def _translate_flat(self, va: int, kind: int) -> int:
@@ -94,9 +100,9 @@ class Machine(Switch):
         gfn = va >> 12
         one = self.tlb.find(gfn)
         if one is None or (kind == _FETCH and not one.rights & _MAY_H):
-            if not self.tdp.tree.allows(gfn, kind == _FETCH):  # type: ignore[union-attr]
+            if not self.tdp.reaches(gfn, kind == _FETCH):  # type: ignore[union-attr]
                 self._reach(gfn, va, kind, False)
-            executable = _MAY_H if self.tdp.tree.allows(gfn, True) else 0  # type: ignore[union-attr]
+            executable = _MAY_H if self.tdp.reaches(gfn, True) else 0  # type: ignore[union-attr]
             self.tlb.keep(gfn, Translation(gfn, _MAY_W | _MAY_X | _IS_D | executable))
         return va
 
@@ -129,7 +135,7 @@ class Machine(Switch):
         good = True
         while True:
             place = table + 8 * (va >> 12 + 9 * (level - 1) & 511)
-            if not self.tdp.tree.allows(place >> 12, False):  # type: ignore[union-attr]
+            if not self.tdp.reaches(place >> 12, False):  # type: ignore[union-attr]
                 self._reach(place >> 12, place, _WRITE, True)
             entry = self.memory.word(place)
             every &= entry
@@ -150,11 +156,11 @@ class Machine(Switch):
         span = 9 * (level - 1)
         below = (1 << span) - 1
         gfn = (entry & _ADDRESS) >> 12 & ~below | va >> 12 & below
-        if not self.tdp.tree.allows(gfn, kind == _FETCH):  # type: ignore[union-attr]
+        if not self.tdp.reaches(gfn, kind == _FETCH):  # type: ignore[union-attr]
             self._reach(gfn, gfn << 12 | va & 0xFFF, kind, False)
         rights |= _IS_D if entry & _D else 0
-        rights |= _MAY_H if self.tdp.tree.allows(gfn, True) else 0  # type: ignore[union-attr]
-        return Translation(gfn, rights, 12 + span, entry & _G != 0)
+        rights |= _MAY_H if self.tdp.reaches(gfn, True) else 0  # type: ignore[union-attr]
+        return translation(gfn, rights, 12 + span, entry & _G != 0)
 
     def _pdpte(self, va: int, kind: int, user: bool) -> int:
         """The PDPTE that a walk of PAE tables starts with.
@@ -165,7 +171,7 @@ class Machine(Switch):
         pdpte = self.pdptes[va >> 30]
         if self.policy.vendor is Vendor.AMD:
             place = (self.cr3 & _PDPT) + 8 * (va >> 30)
-            if not self.tdp.tree.allows(place >> 12, False):  # type: ignore[union-attr]
+            if not self.tdp.reaches(place >> 12, False):  # type: ignore[union-attr]
                 self._reach(place >> 12, place, _WRITE, True)
             pdpte = self.memory.word(place)
         reserved = pdpte & _P and pdpte_reserved(pdpte, self.controls)
@@ -185,7 +191,7 @@ class Machine(Switch):
         if self.policy.vendor is Vendor.AMD:
             return
         place = cr3 & _PDPT
-        if not self.tdp.tree.allows(place >> 12, False):  # type: ignore[union-attr]
+        if not self.tdp.reaches(place >> 12, False):  # type: ignore[union-attr]
             self._reach(place >> 12, place, _READ, False, linear=False)
         if not self.load_pdptes(cr3):
             raise GuestFault(GP)
@@ -273,15 +279,18 @@ class Machine(Switch):
         assert self.shadow is not None
         if self._hardware is None:
             self._find_mode()
-        for _ in range(_MOST_FAULTS):
-            found = self.shadow.find(va)
+        for _ in range(_FAULTS):
+            page = self.shadow.last(va)
+            index = index_of(va, page.level)
+            leaf = page.leaf(index)
             entry = 0
-            if found is not None:
-                rights = _of_spte(found.leaf.rights)
+            if leaf is not None:
+                rights = _of_spte(leaf.rights)
                 if self._lets(rights, kind, user):
-                    self.shadow.used(found, kind == _WRITE)
-                    span = 9 * (found.level - 1)
-                    return Translation(found.leaf.gfn | va >> 12 & (1 << span) - 1, rights, 12 + span)
+                    if not leaf.accessed or (kind == _WRITE and not leaf.dirty):
+                        page.put(index, leaf.used(kind == _WRITE))
+                    span = 9 * (page.level - 1)
+                    return translation(leaf.gfn | va >> 12 & (1 << span) - 1, rights, 12 + span, False)
                 entry = _P | (_W if rights & _MAY_W else 0) | (_U if rights & _MAY_U else 0)
                 entry |= 0 if rights & _MAY_X else _NX
             code = page_fault([entry], KINDS[kind], user, self._hardware.controls, 1)  # type: ignore[union-attr]
@@ -424,7 +433,7 @@ class Machine(Switch):
         """What else of this vCPU decides what happens next: translations, roots loaded, requests."""
         mmu = self.tdp.state() if self.tdp is not None else self.shadow.state() if self.shadow is not None else None
         retries = self.retries.state() if self.retries is not None else None
-        return self.tlb.state(), mmu, frozenset(self._requests), retries
+        return self.tlb.state(), mmu, self.asked, retries
 
 
 def _of_spte(rights: int) -> int:

@@ -1,3 +1,4 @@
+# cython: annotation_typing=False, auto_pickle=False, wraparound=True
 """The roots an MMU has at hand: the current one and up to three before it, so that a guest that switches address spaces
 and back finds its tables without building them.
 """
@@ -5,25 +6,33 @@ and back finds its tables without building them.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Generic, NamedTuple, TypeVar
+from typing import Any
 
 from worldswitch.kvm.policy import Policy
 from worldswitch.kvm.rules import rule
 
 PREVIOUS = 3
 """KVM_MMU_NUM_PREV_ROOTS."""
+_PREVIOUS = PREVIOUS  # a C variable, declared in the .pxd
 
-T = TypeVar("T")
 
-
-class Root(NamedTuple, Generic[T]):
+class Root:
     """A root: the guest's CR3 it was made for (PCID included), and its page."""
 
-    pgd: int
-    page: T
+    __slots__ = ("page", "pgd")
+
+    def __init__(self, pgd: int, page: Any) -> None:
+        self.pgd, self.page = pgd, page
 
 
-class Roots(Generic[T]):
+def new_root(pgd: int, page: Any) -> Root:
+    """A root, made fast."""
+    one = Root.__new__(Root)
+    one.pgd, one.page = pgd, page
+    return one
+
+
+class Roots:
     """The cache of one MMU.
 
     Args:
@@ -36,13 +45,13 @@ class Roots(Generic[T]):
 
     __slots__ = ("_free", "_policy", "current", "previous")
 
-    def __init__(self, policy: Policy, free: Callable[[T], None]) -> None:
+    def __init__(self, policy: Policy, free: Callable[[Any], None]) -> None:
         self._policy = policy
         self._free = free
-        self.current: Root[T] | None = None
-        self.previous: list[Root[T] | None] = [None] * PREVIOUS
+        self.current: Root | None = None
+        self.previous: list[Root | None] = [None] * PREVIOUS
 
-    def switch(self, usable: Callable[[Root[T]], bool]) -> bool:
+    def switch(self, usable: Callable[[Root], bool]) -> bool:
         """Make the root current that *usable* accepts; False if there is none, and then none is current."""
         if switch_root(self._policy, self, usable):
             return True
@@ -55,7 +64,7 @@ class Roots(Generic[T]):
             self._free(self.current.page)
             self.current = None
 
-    def free_previous(self, which: Callable[[Root[T]], bool]) -> None:
+    def free_previous(self, which: Callable[[Root], bool]) -> None:
         """Drop the previous roots that *which* names."""
         for place, root in enumerate(self.previous):
             if root is not None and which(root):
@@ -65,9 +74,13 @@ class Roots(Generic[T]):
     def free_all(self) -> None:
         """Drop all: kvm_mmu_unload."""
         self.free_current()
-        self.free_previous(lambda _: True)
+        for place in range(_PREVIOUS):
+            one = self.previous[place]
+            if one is not None:
+                self._free(one.page)
+                self.previous[place] = None
 
-    def all(self) -> list[Root[T]]:
+    def all(self) -> list[Root]:
         """The current root and the previous ones."""
         return [root for root in (self.current, *self.previous) if root is not None]
 
@@ -82,7 +95,7 @@ class Roots(Generic[T]):
     since="5.4",
     tested="tests/kvm/test_roots.py::test_the_three_roots_before_are_found_again",
 )
-def switch_root(policy: Policy, roots: Roots[T], usable: Callable[[Root[T]], bool]) -> bool:
+def switch_root(policy: Policy, roots: Roots, usable: Callable[[Root], bool]) -> bool:
     """Rotate the cache until a usable root is current (mmu.c, fast_pgd_switch); if none is: False."""
     if roots.current is None and policy.has("root-cache-without-current"):
         return _take(roots, usable)
@@ -95,7 +108,7 @@ def switch_root(policy: Policy, roots: Roots[T], usable: Callable[[Root[T]], boo
     return False
 
 
-def _take(roots: Roots[T], usable: Callable[[Root[T]], bool]) -> bool:
+def _take(roots: Roots, usable: Callable[[Root], bool]) -> bool:
     for place, root in enumerate(roots.previous):
         if root is not None and usable(root):
             roots.current = root

@@ -1,3 +1,4 @@
+# cython: annotation_typing=False, auto_pickle=False, wraparound=True
 """Shadow paging: page faults that KVM answers from the guest's tables, CR3 loads, INVLPG.
 
 The processor walks KVM's shadow pages with CR0.WP and EFER.NXE always set; what they lack is a page fault that exits.
@@ -7,7 +8,6 @@ Follows FNAME(page_fault) and FNAME(fetch) of arch/x86/kvm/mmu/paging_tmpl.h.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
 
 from worldswitch.kvm.backing import Backing
 from worldswitch.kvm.guest_walk import Walk, Walker, walk
@@ -15,26 +15,20 @@ from worldswitch.kvm.host import Host, nx_active
 from worldswitch.kvm.permissions import U_RIGHT, W_RIGHT, X_RIGHT, F, P, U, W
 from worldswitch.kvm.policy import Policy
 from worldswitch.kvm.roles import PageRole
-from worldswitch.kvm.roots import Root, Roots
+from worldswitch.kvm.roots import Roots, new_root
 from worldswitch.kvm.rules import rule
-from worldswitch.kvm.shadow_pages import Leaf, Page, Pages, loses
+from worldswitch.kvm.shadow_pages import Pages, loses
+from worldswitch.kvm.shadow_table import Leaf, Page, index_of
 from worldswitch.kvm.tdp import GROUP, direct_prefetch
 from worldswitch.x86.memory import Memory
 from worldswitch.x86.paging import ADDRESS, PRESENT
 
 _LONG = 4
 """Fewest levels of a root that is a shadow page itself."""
+# Constants of loops are C variables, declared in the .pxd.
+_W_RIGHT, _X_RIGHT, _GROUP, _FRAME = W_RIGHT, X_RIGHT, GROUP, (1 << 40) - 1
 INVALID, FIXED, EMULATE, SPURIOUS = "invalid", "fixed", "emulate", "spurious"
 """What came of a fault: the guest's own, mapped, to be emulated, nothing to do (RET_PF_*)."""
-
-
-class Found(NamedTuple):
-    """Where the processor's walk ended: the leaf with its level, its page and its index there."""
-
-    leaf: Leaf
-    level: int
-    page: Page
-    at: int
 
 
 class Shadow:
@@ -62,7 +56,7 @@ class Shadow:
         self._policy, self._backing, self._memory, self._walker = policy, backing, memory, walker
         self._nx = nx_active(policy, host)
         self.pages = pages
-        self.roots: Roots[Page] = Roots(policy, _free)
+        self.roots = Roots(policy, _free)
 
     # ---- roots
 
@@ -76,12 +70,13 @@ class Shadow:
             page = Page(cr3 >> 12, role)
             for index, pdpte in enumerate(pdptes):
                 if pdpte & PRESENT:
-                    page.entries[index] = self.pages.get((pdpte & ADDRESS) >> 12, role._replace(level=role.level - 1))
+                    below = role._replace(level=role.level - 1)
+                    page.put(index, self.pages.get((pdpte & ADDRESS) >> 12, below))
         else:
-            page = self.pages.get(cr3 >> 12 & (1 << 40) - 1, role)
+            page = self.pages.get(cr3 >> 12 & _FRAME, role)
         for root in _roots_of(page):
             root.users += 1
-        self.roots.current = Root(cr3, page)
+        self.roots.current = new_root(cr3, page)
         self.sync()
 
     def switch(self, cr3: int, role: PageRole) -> bool:
@@ -107,24 +102,16 @@ class Shadow:
 
     # ---- what the processor sees
 
-    def find(self, va: int) -> Found | None:
-        """The leaf that translates *va*."""
+    def last(self, va: int) -> Page:
+        """The page where the walk of *va* ends, at a leaf or at nothing."""
         assert self.roots.current is not None
-        page = self.roots.current.page
-        while True:
-            index = _index(va, page.role.level)
-            entry = page.entries.get(index)
-            if entry is None:
-                return None
-            if isinstance(entry, Leaf):
-                return Found(entry, page.role.level, page, index)
+        page: Page = self.roots.current.page
+        while page.level > 1:
+            entry = page.slots[index_of(va, page.level)]
+            if not isinstance(entry, Page):
+                break
             page = entry
-
-    @staticmethod
-    def used(found: Found, write: bool) -> None:
-        """The processor translates by a leaf, and marks it."""
-        if not found.leaf.accessed or (write and not found.leaf.dirty):
-            found.page.entries[found.at] = found.leaf._replace(accessed=True, dirty=found.leaf.dirty or write)
+        return page
 
     # ---- faults
 
@@ -148,31 +135,31 @@ class Shadow:
         """Build the pages down to the leaf, and map."""
         self.pages.make_room()
         page = self._guest_levels(va, found)
-        level, index = found.level, _index(va, found.level)
+        level = found.level
         disallowed = bool(code & F) and self._nx
         whole = not small and level > 1 and self._backing.large(found.gfn) and not self.pages.forbids_large(found.gfn)
         goal = 2 if whole and not disallowed else 1
-        while page.role.level > goal:
-            index = _index(va, page.role.level)
+        while page.level > goal:
+            index = index_of(va, page.level)
             page.floods = 0
-            child = page.entries.get(index)
-            if isinstance(child, Page) and child.split and page.role.level == 2 and self._nx:
+            child = page.slots[index]
+            if isinstance(child, Page) and child.split and page.level == 2 and self._nx:
                 goal = 1
-            first = found.gfn >> 9 * (page.role.level - 1) << 9 * (page.role.level - 1)
+            first = found.gfn >> 9 * (page.level - 1) << 9 * (page.level - 1)
             page = self._direct_below(page, index, first, found.rights, whole and disallowed)
-        index = _index(va, page.role.level)
+        index = index_of(va, page.level)
         page.floods = 0
         return self._map(page, index, found, code)
 
     def _guest_levels(self, va: int, found: Walk) -> Page:
         """Down the levels that the guest has tables for."""
         assert self.roots.current is not None
-        page = self.roots.current.page
-        while page.role.level > found.level:
+        page: Page = self.roots.current.page
+        while page.level > found.level:
             page.floods = 0
-            index, below = _index(va, page.role.level), page.role.level - 1
+            index, below = index_of(va, page.level), page.level - 1
             role = page.role._replace(level=below, access=found.inherited[below], direct=False)
-            child = page.entries.get(index)
+            child = page.slots[index]
             if not self._fits(child, found.tables[below], role):
                 child = self.pages.get(found.tables[below], role)
                 if below > 1 and self._policy.has("shadow-child-compared"):
@@ -189,26 +176,26 @@ class Shadow:
 
     def _direct_below(self, page: Page, index: int, first: int, rights: int, split: bool) -> Page:
         """The page that maps part of a large guest page."""
-        role = page.role._replace(level=page.role.level - 1, access=rights, direct=True)
-        child = page.entries.get(index)
+        role = page.role._replace(level=page.level - 1, access=rights, direct=True)
+        child = page.slots[index]
         if isinstance(child, Page) and child.role.access == rights:
             return child
         made = self.pages.get(first, role)
-        made.split |= split and page.role.level == 2
+        made.split |= split and page.level == 2
         self.pages.link(page, index, made)
         return made
 
     def _map(self, page: Page, index: int, found: Walk, code: int) -> str:
-        level = page.role.level
+        level = page.level
         gfn = found.gfn >> 9 * (level - 1) << 9 * (level - 1)
         rights, protected = self._granted(page, index, gfn, found.rights, prefetch=False)
-        old = page.entries.get(index)
-        before = old if isinstance(old, Leaf) and old.gfn == gfn else None
+        old = page.leaf(index)
+        before = old if old is not None and old.gfn == gfn else None
         made_before = self._policy.has("shadow-protected-map-keeps-tlb")
         leaf = Leaf(gfn, rights, True, self.pages.made_dirty(before if made_before else None, rights))
-        same = old == leaf
+        same = old is not None and old == leaf
         self.pages.set_leaf(page, index, leaf)
-        if isinstance(old, Leaf) and (before is None or loses(self._policy, before, leaf)):
+        if old is not None and (before is None or loses(self._policy, before, leaf)):
             self.pages.flush()
         outcome = EMULATE if protected and code & W else FIXED
         if same and outcome == FIXED:
@@ -218,44 +205,50 @@ class Shadow:
 
     def _granted(self, page: Page, index: int, gfn: int, rights: int, prefetch: bool) -> tuple[int, bool]:
         """The rights to map with, and whether writing was taken from them."""
-        if page.role.level > 1 and self._nx:
-            rights &= ~X_RIGHT
-        old = page.entries.get(index)
-        if rights & W_RIGHT and not (isinstance(old, Leaf) and old.gfn == gfn and old.rights & W_RIGHT):
-            frames = range(gfn, gfn + (1 << 9 * (page.role.level - 1)))
-            if not all(self.pages.writable(frame, prefetch) for frame in frames if self.pages.of(frame)):
-                if not self._policy.has("shadow-protected-map-keeps-tlb"):
-                    self.pages.request("current")
-                return rights & ~W_RIGHT, True
+        if page.level > 1 and self._nx:
+            rights &= ~_X_RIGHT
+        old = page.leaf(index)
+        stays = old is not None and old.gfn == gfn and old.rights & _W_RIGHT
+        if rights & _W_RIGHT and not stays and not self._all_writable(gfn, 1 << 9 * (page.level - 1), prefetch):
+            if not self._policy.has("shadow-protected-map-keeps-tlb"):
+                self.pages.request("current")
+            return rights & ~_W_RIGHT, True
         return rights, False
+
+    def _all_writable(self, first: int, count: int, prefetch: bool) -> bool:
+        """Whether each of *count* frames may be mapped writable; pages that shadow one go out of step for that."""
+        for gfn in range(first, first + count):
+            if self.pages.of(gfn) and not self.pages.writable(gfn, prefetch):
+                return False
+        return True
 
     def _maps_own_table(self, found: Walk, code: int, walker: Walker) -> bool:
         """Whether a large guest page holds a table used to translate it: it is then mapped in small pages."""
         writes = found.rights & W_RIGHT or (not walker.controls.wp and not code & U)
         span = 9 * (found.level - 1)
-        return bool(writes) and any(table >> span == found.gfn >> span for table in found.tables.values())
+        return bool(writes) and found.gfn >> span in {table >> span for table in found.tables.values()}
 
     def _clear_floods(self, va: int) -> None:
         assert self.roots.current is not None
         entry: Page | Leaf | None = self.roots.current.page
         while isinstance(entry, Page):
             entry.floods = 0
-            entry = entry.entries.get(_index(va, entry.role.level))
+            entry = entry.slots[index_of(va, entry.level)]
 
     # ---- neighbours
 
     def _prefetch(self, page: Page, index: int) -> None:
-        if page.role.level > 1:
+        if page.level > 1:
             return
         first = index & -GROUP
-        if page.role.direct:
+        if page.direct:
             frames = range(page.gfn + first, page.gfn + first + GROUP)
             present = {page.gfn + i for i in page.entries}
             for gfn in direct_prefetch(self._policy, frames, present, self._backing):
                 self._map_ahead(page, gfn - page.gfn, gfn, page.role.access)
             return
         for neighbour in range(first, first + GROUP):
-            if neighbour not in page.entries and not self.map_neighbour(page, neighbour):
+            if page.slots[neighbour] is None and not self.map_neighbour(page, neighbour):
                 return
 
     def map_neighbour(self, page: Page, index: int) -> bool:
@@ -276,8 +269,8 @@ class Shadow:
 
     def _invalidate(self, page: Page, va: int) -> None:
         while True:
-            index = _index(va, page.role.level)
-            entry = page.entries.get(index)
+            index = index_of(va, page.level)
+            entry = page.slots[index]
             if isinstance(entry, Page):
                 page = entry
                 continue
@@ -300,13 +293,9 @@ def _free(page: Page) -> None:
 
 def _roots_of(page: Page) -> list[Page]:
     """The root itself, or of PAE paging those that its PDPTEs lead to (mmu->pae_root)."""
-    if page.role.level >= _LONG:
+    if page.level >= _LONG:
         return [page]
     return [one for one in page.entries.values() if isinstance(one, Page)]
-
-
-def _index(va: int, level: int) -> int:
-    return va >> 12 + 9 * (level - 1) & 511
 
 
 @rule(
@@ -322,7 +311,7 @@ def _index(va: int, level: int) -> int:
 )
 def invalidate_entry(policy: Policy, shadow: Shadow, page: Page, index: int) -> None:
     """What INVLPG does with a leaf of an unsync page (mmu.c, __kvm_mmu_invalidate_addr; before, FNAME(invlpg))."""
-    there = index in page.entries
+    there = page.slots[index] is not None
     if policy.has("invlpg-syncs"):
         if there and shadow.pages.sync_entry(page, index):
             shadow.pages.flush()

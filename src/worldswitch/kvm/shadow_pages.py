@@ -1,3 +1,4 @@
+# cython: annotation_typing=False, auto_pickle=False, wraparound=True
 """Shadow pages: the tables KVM keeps beside the guest's under shadow paging, and how they are kept in step.
 
 A page shadows one guest table (or, *direct*, part of one large guest page) for one role. The guest's upper tables are
@@ -8,61 +9,24 @@ guest flushes. Follows arch/x86/kvm/mmu/mmu.c.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from collections.abc import Callable
 
 from worldswitch.kvm.guest_walk import rights_of
 from worldswitch.kvm.permissions import W_RIGHT
 from worldswitch.kvm.policy import Policy
 from worldswitch.kvm.roles import PageRole
 from worldswitch.kvm.rules import rule
+from worldswitch.kvm.shadow_table import Leaf, Page
 from worldswitch.x86.access import Controls, reserved_bits
 from worldswitch.x86.memory import Memory
 from worldswitch.x86.paging import ACCESSED, ADDRESS, DIRTY, PRESENT
 
 FEWEST, PERMILLE, FREE, REFILL = 64, 20, 5, 25
 """KVM_MIN_ALLOC_MMU_PAGES, KVM_PERMILLE_MMU_PAGES, KVM_MIN_FREE_MMU_PAGES and KVM_REFILL_PAGES."""
+# Constants of loops are C variables, declared in the .pxd.
+_FREE, _REFILL, _W_RIGHT = FREE, REFILL, W_RIGHT
 FLOODED = 3
 """Emulated writes to a page, with no use of it between, after which it is taken for no page table any more."""
-
-
-class Leaf(NamedTuple):
-    """A shadow entry that maps: the first frame, and the rights granted.
-
-    Attributes:
-        accessed, dirty: A and D, which a fault sets at once and else the processor.
-    """
-
-    gfn: int
-    rights: int
-    accessed: bool = False
-    dirty: bool = False
-
-
-class Page:
-    """One shadow page.
-
-    Attributes:
-        gfn: The guest table it shadows; of a direct page the first frame it maps.
-        entries: Index -> leaf, or the page below.
-        parents: Pages and indexes that point here.
-        users: Roots that are this page.
-        floods: Emulated writes since it was last used.
-        valid: Not zapped.
-        split: It is there only since what it maps may not be executed when whole.
-    """
-
-    __slots__ = ("entries", "floods", "gfn", "parents", "role", "split", "unsync", "users", "valid")
-
-    def __init__(self, gfn: int, role: PageRole) -> None:
-        self.gfn, self.role = gfn, role
-        self.entries: dict[int, Leaf | Page] = {}
-        self.parents: set[tuple[Page, int]] = set()
-        self.unsync = False
-        self.users = 0
-        self.floods = 0
-        self.valid = True
-        self.split = False
 
 
 class Pages:
@@ -76,10 +40,12 @@ class Pages:
     Attributes:
         counts: The VM statistics of the shadow MMU by KVM's names.
         most: How many pages there may be.
+        stale: How many are out of step.
     """
 
     __slots__ = (
         "_gfns", "_maps", "_memory", "_oldest", "_policy", "_tracked", "controls", "counts", "flush", "most", "request",
+        "stale",
     )  # fmt: skip
 
     def __init__(
@@ -94,7 +60,8 @@ class Pages:
         self.controls, self.flush, self.request = controls, flush, request
         self._gfns: dict[int, list[Page]] = {}
         self._maps: dict[int, set[tuple[Page, int]]] = {}
-        self._tracked: Counter[int] = Counter()
+        self._tracked: dict[int, int] = {}
+        self.stale = 0
         self.counts: Counter[str] = Counter()
         self._oldest: dict[int, Page] = {}
         self.most = most_pages(memory.size >> 12)
@@ -103,14 +70,22 @@ class Pages:
 
     def get(self, gfn: int, role: PageRole) -> Page:
         """The page for *gfn* and *role*, made if there is none (mmu.c, kvm_mmu_get_page)."""
+        for page in self._gfns.get(gfn, ()):
+            if page.unsync:
+                break
+            if page.role is role or page.role == role:
+                self._use(page)
+                return page
+        return self._get(gfn, role)
+
+    def _get(self, gfn: int, role: PageRole) -> Page:
+        """The same, where a page that shadows the table may be out of step, or none is there."""
         stale = [page for page in self._gfns.get(gfn, ()) if page.unsync]
         for page in list(self._gfns.get(gfn, ())):
             if page.role == role:
                 if page.unsync and not self._sync_found(page):
                     break
-                if role.level > 1 and not self._policy.has("shadow-child-compared") and self.out_of_step(page):
-                    self.request("sync")
-                page.floods = 0
+                self._use(page)
                 return page
             if page.unsync and role.level > 1 and self._policy.has("shadow-upper-zaps-unsync"):
                 self.zap(page)
@@ -121,12 +96,19 @@ class Pages:
         self.counts["mmu_shadow_pages"] += 1
         if not role.direct:
             if role.level > 1:
-                self._tracked[gfn] += 1
+                self._tracked[gfn] = self._tracked.get(gfn, 0) + 1
             if self.write_protect(gfn):
                 self.flush()
             if role.level > 1 and stale and not self._policy.has("shadow-upper-zaps-unsync"):
                 self._sync_all([one for one in stale if one.valid])
         return page
+
+    def _use(self, page: Page) -> None:
+        """Take a page there is."""
+        old = self.stale and page.level > 1 and not self._policy.has("shadow-child-compared")
+        if old and self.out_of_step(page):
+            self.request("sync")
+        page.floods = 0
 
     def _sync_found(self, page: Page) -> bool:
         """Bring a page in step that stays unsync, for the guest may go on writing; False if that zapped it."""
@@ -137,38 +119,38 @@ class Pages:
 
     def of(self, gfn: int) -> list[Page]:
         """The pages that shadow a guest table."""
-        return [page for page in self._gfns.get(gfn, ()) if not page.role.direct]
+        return [page for page in self._gfns.get(gfn, ()) if not page.direct]
 
     def tracked(self, gfn: int) -> bool:
         """Whether every write to the frame is emulated: an upper table is shadowed there."""
-        return self._tracked[gfn] > 0
+        return self._tracked.get(gfn, 0) > 0
 
     def forbids_large(self, gfn: int) -> bool:
         """Whether a guest table is shadowed in the 2 MiB around the frame, which therefore are not mapped whole."""
-        return any(found >> 9 == gfn >> 9 and self.of(found) for found in self._gfns)
+        return any([found >> 9 == gfn >> 9 and self.of(found) for found in self._gfns])  # noqa: C419 - no closure in C
 
     # ---- entries
 
     def link(self, page: Page, index: int, child: Page) -> None:
         """Let an entry point to the page below; what was there is dropped."""
         self.drop(page, index)
-        page.entries[index] = child
+        page.put(index, child)
         child.parents.add((page, index))
 
     def set_leaf(self, page: Page, index: int, leaf: Leaf) -> None:
         """Map, in an entry of *page*."""
-        old = page.entries.get(index)
-        if isinstance(old, Leaf) and old.gfn == leaf.gfn:
-            page.entries[index] = leaf
+        old = page.leaf(index)
+        if old is not None and old.gfn == leaf.gfn:
+            page.put(index, leaf)
             return
         self.drop(page, index)
-        page.entries[index] = leaf
+        page.put(index, leaf)
         for gfn in self._frames(page, leaf):
             self._maps.setdefault(gfn, set()).add((page, index))
 
     def drop(self, page: Page, index: int) -> bool:
         """Clear an entry; False if there was none."""
-        old = page.entries.pop(index, None)
+        old = page.take(index)
         if isinstance(old, Page):
             old.parents.discard((page, index))
         elif old is not None:
@@ -178,7 +160,7 @@ class Pages:
 
     @staticmethod
     def _frames(page: Page, leaf: Leaf) -> range:
-        return range(leaf.gfn, leaf.gfn + (1 << 9 * (page.role.level - 1)))
+        return range(leaf.gfn, leaf.gfn + (1 << 9 * (page.level - 1)))
 
     # ---- write protection
 
@@ -186,10 +168,10 @@ class Pages:
         """Take the right to write from all that maps the frame; True if any had it."""
         changed = False
         for page, index in self._maps.get(gfn, ()):
-            leaf = page.entries[index]
-            assert isinstance(leaf, Leaf)
-            if leaf.rights & W_RIGHT:
-                page.entries[index] = leaf._replace(rights=leaf.rights & ~W_RIGHT)
+            leaf = page.leaf(index)
+            assert leaf is not None
+            if leaf.rights & _W_RIGHT:
+                page.put(index, leaf.read_only())
                 changed = True
         return changed
 
@@ -199,24 +181,27 @@ class Pages:
 
     # ---- synchronization
 
-    def below(self, root: Page) -> Iterator[Page]:
+    def below(self, root: Page) -> list[Page]:
         """*root* and all pages reached from it."""
         seen, rest = {id(root)}, [root]
+        found: list[Page] = []
         while rest:
             page = rest.pop()
-            yield page
-            for child in page.entries.values():
-                if isinstance(child, Page) and id(child) not in seen:
-                    seen.add(id(child))
-                    rest.append(child)
+            found.append(page)
+            if page.level > 1:
+                for child in page.entries.values():
+                    if isinstance(child, Page) and id(child) not in seen:
+                        seen.add(id(child))
+                        rest.append(child)
+        return found
 
     def out_of_step(self, root: Page) -> bool:
         """Whether any page under *root* is (mmu.c, is_unsync_root)."""
-        return bool(self.counts["mmu_unsync"]) and any(page.unsync for page in self.below(root))
+        return self.stale > 0 and any([page.unsync for page in self.below(root)])  # noqa: C419 - as above
 
     def sync_root(self, root: Page) -> None:
         """Bring all pages under *root* in step with the guest's tables (mmu.c, mmu_sync_children)."""
-        if not self.counts["mmu_unsync"]:
+        if not self.stale:
             return
         stale = [page for page in self.below(root) if page.unsync]
         if stale:
@@ -241,7 +226,8 @@ class Pages:
 
     def _in_step(self, page: Page) -> None:
         page.unsync = False
-        self.counts["mmu_unsync"] -= 1
+        self.stale -= 1
+        self.counts["mmu_unsync"] = self.stale
 
     def _sync(self, page: Page) -> bool:
         """Make each entry what the guest's entry says now; True if one lost something that needs a flush."""
@@ -252,8 +238,8 @@ class Pages:
 
     def sync_entry(self, page: Page, index: int) -> bool:
         """Make one entry what the guest's says; True if it lost something that needs a flush."""
-        leaf = page.entries[index]
-        assert isinstance(leaf, Leaf)
+        leaf = page.leaf(index)
+        assert leaf is not None
         granted = self.entry_rights(page, self._memory.word((page.gfn << 12) + 8 * index))
         if granted is None or granted[0] != leaf.gfn:
             self.drop(page, index)
@@ -265,7 +251,7 @@ class Pages:
         if wanted == leaf.rights and self._policy.has("shadow-sync-keeps-accessed"):
             return False
         made = Leaf(leaf.gfn, wanted, dirty=self.made_dirty(leaf, wanted))
-        page.entries[index] = made
+        page.put(index, made)
         return loses(self._policy, leaf, made)
 
     def made_dirty(self, old: Leaf | Page | None, rights: int) -> bool:
@@ -283,7 +269,8 @@ class Pages:
     def mark_unsync(self, page: Page) -> None:
         """Let the guest write the table freely from now on."""
         page.unsync = True
-        self.counts["mmu_unsync"] += 1
+        self.stale += 1
+        self.counts["mmu_unsync"] = self.stale
 
     # ---- zapping
 
@@ -295,8 +282,9 @@ class Pages:
         self.counts["mmu_shadow_zapped"] += 1
         self.counts["mmu_shadow_pages"] -= 1
         del self._oldest[id(page)]
-        for child in [child for child in self.below(page) if child.unsync and child is not page]:
-            self.zap(child)
+        if self.stale > page.unsync:
+            for child in [child for child in self.below(page) if child.unsync and child is not page]:
+                self.zap(child)
         for index in list(page.entries):
             self.drop(page, index)
         for parent, index in list(page.parents):
@@ -304,7 +292,7 @@ class Pages:
         if page.unsync:
             self._in_step(page)
         self._gfns[page.gfn].remove(page)
-        if not page.role.direct and page.role.level > 1:
+        if not page.direct and page.level > 1:
             self._tracked[page.gfn] -= 1
         if page.users:
             self.request("reload")
@@ -313,9 +301,9 @@ class Pages:
     def make_room(self) -> None:
         """Zap the oldest pages if few more may be made (mmu.c, make_mmu_pages_available)."""
         left = self.most - len(self._oldest)
-        if left >= FREE:
+        if left >= _FREE:
             return
-        wanted, before = REFILL - left, len(self._oldest)
+        wanted, before = _REFILL - left, len(self._oldest)
         for page in list(self._oldest.values()):
             if before - len(self._oldest) >= wanted:
                 break
@@ -336,7 +324,7 @@ class Pages:
                 self.counts["mmu_flooded"] += 1
                 continue
             flush |= self.drop(page, (gpa & 0xFFF) >> 3)
-            if entry and page.role.level > 1:
+            if entry and page.level > 1:
                 self.counts["mmu_pde_zapped"] += 1
         if flush:
             self.flush()
@@ -349,7 +337,7 @@ class Pages:
         for pages in self._gfns.values():
             for page in pages:
                 found = sum(isinstance(entry, Leaf) for entry in page.entries.values())
-                small, large = (small + found, large) if page.role.level == 1 else (small, large + found)
+                small, large = (small + found, large) if page.level == 1 else (small, large + found)
         return small, large
 
     def splits(self) -> int:
@@ -362,11 +350,12 @@ class Pages:
         for gfn in sorted(self._gfns):
             for page in self._gfns[gfn]:
                 entries = {
-                    index: entry if isinstance(entry, Leaf) else (entry.gfn, entry.role)
+                    index: entry.key() if isinstance(entry, Leaf) else (entry.gfn, entry.role)
                     for index, entry in page.entries.items()
                 }
                 found.append((gfn, page.role, page.unsync, page.users, page.floods, entries))
-        return found
+        # Which of them goes first when room is needed is their age.
+        return found, [(page.gfn, page.role) for page in self._oldest.values()]
 
 
 @rule(
@@ -439,7 +428,7 @@ def try_unsync(policy: Policy, pages: Pages, gfn: int, prefetch: bool, may_unsyn
 )
 def flooded(page: Page) -> bool:
     """Count an emulated write to *page*; whether it is taken for no table any more (mmu.c, detect_write_flooding)."""
-    if page.role.level == 1:
+    if page.level == 1:
         return False
     page.floods += 1
     return page.floods >= FLOODED

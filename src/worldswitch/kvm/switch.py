@@ -31,13 +31,74 @@ from worldswitch.x86.tlb import Tlb
 from worldswitch.x86.verdicts import Verdicts
 
 T = TypeVar("T")
+REQUESTS = {"reload": 1, "flush": 2, "sync": 4, "guest": 8, "current": 16}
+"""What may be asked to be done before the next entry, as bits."""
 # Constants of loops are C variables, declared in the .pxd.
 _WP = bit_mask(CR0, "WP")
 _LA57, _SMEP = bit_mask(CR4, "LA57"), bit_mask(CR4, "SMEP")
 _SMAP, _PKE = bit_mask(CR4, "SMAP"), bit_mask(CR4, "PKE")
 _NXE = bit_mask(EFER, "NXE")
+_RELOAD, _FLUSH, _SYNC, _GUEST, _CURRENT = (REQUESTS[name] for name in ("reload", "flush", "sync", "guest", "current"))
 _MODES = 64
 """Settings of the six bits that decide about accesses, PKRU aside."""
+_MOST_ROLES = 8
+_COUNTED_APART = ("tlb_flush", "root_loads", "root_unloads", "mmu_resets", "remote_tlb_flush_requests")
+"""What the MMU counts when it does something, again too; all else is part of an instruction's effect."""
+
+
+class Noted:
+    """What an instruction has the MMU do: roots unloaded, requests, a flush of the processor's, then an entry.
+
+    Attributes:
+        entered: How often the guest was entered.
+        simple: All of it was in that order, so it can be repeated.
+    """
+
+    __slots__ = ("_calls", "_flushes", "entered", "flushed", "requests", "reset", "simple", "unloaded")
+
+    def __init__(self, m: Switch) -> None:
+        self.requests = self.entered = 0
+        self.unloaded = self.reset = self.flushed = False
+        self.simple = not m.injects_again and not m.asked
+        self._flushes, self._calls = m.tlb.flushes, m.mmu_calls
+
+    def unloads(self, reset: bool) -> None:
+        """Roots are unloaded, at most once and before anything is requested."""
+        self.simple = self.simple and not (self.unloaded or self.requests or self.entered)
+        self.unloaded, self.reset = True, reset
+        self._calls += 1
+
+    def asks(self, bit: int) -> None:
+        """Something is requested; not what concerns other vCPUs too."""
+        self.simple = self.simple and not bit & (_RELOAD | _FLUSH)
+        self.requests |= bit
+        self._calls += 1
+
+    def enters(self, m: Switch) -> None:
+        """The guest is entered, the last thing to happen to the MMU."""
+        self.simple = self.simple and self.entered == 0 and m.asked == self.requests and m.mmu_calls == self._calls
+        self.entered += 1
+        self.flushed = m.tlb.flushes != self._flushes
+
+    def has_entered(self, m: Switch) -> None:
+        """All that was to be done before the entry is done."""
+        self._calls = m.mmu_calls
+
+    def ends(self, m: Switch) -> None:
+        """The instruction is over."""
+        self.simple = self.simple and m.mmu_calls == self._calls
+        if not self.entered:
+            self.flushed = m.tlb.flushes != self._flushes
+            self.simple = self.simple and not self.unloaded and not self.requests
+
+
+class RoleThen:
+    """The role of roots that went with some registers."""
+
+    __slots__ = ("cr0", "cr3", "cr4", "efer", "role")
+
+    def __init__(self, m: Switch, role: Any) -> None:
+        self.cr0, self.cr3, self.cr4, self.efer, self.role = m.cr0, m.cr3, m.cr4, m.efer, role
 
 
 class Switch:
@@ -63,6 +124,7 @@ class Switch:
         retries: Where KVM may take exits for those while an event is delivered: what comes of them.
         judged: Register writes judged before, by all that decides about them.
         mmu_calls: How often KVM was asked for a flush, roots or a mapping.
+        noted: What an instruction has the MMU do, while that is noted.
         effects: What instructions were seen to do, not all of it counted yet; see :meth:`settle`.
     """
 
@@ -80,7 +142,10 @@ class Switch:
         self.effects: list[Effect] = []
         self.events = vm.events
         self.tlb = Tlb()
-        self._requests: set[str] = set()
+        self.asked = 0
+        self.noted: Noted | None = None
+        self._flushes = self._loads = self._unloads = self._resets = self._remote = 0
+        self._roles: list[RoleThen] = []
         self.pae = now.pae
         self.pdptes = self._pdptes_at(now.cr3) if self.pae else ()
         self._guest: Verdicts | None = None
@@ -179,6 +244,18 @@ class Switch:
         found: T = self._answers[key]
         return found
 
+    def _role(self, rule: Callable[[Policy, Registers], T]) -> T:
+        """What *rule* makes of the registers now, of which a switch asks one; as before if they were so lately."""
+        for then in self._roles:
+            if then.cr0 == self.cr0 and then.cr4 == self.cr4 and then.cr3 == self.cr3 and then.efer == self.efer:
+                same: T = then.role
+                return same
+        if len(self._roles) >= _MOST_ROLES:
+            self._roles.clear()
+        role = self._of_registers(rule)
+        self._roles.append(RoleThen(self, role))
+        return role
+
     # ---- leaving and entering the guest
 
     def exit(self, reason: Reason, info1: int = 0, info2: int = 0) -> None:
@@ -191,8 +268,14 @@ class Switch:
 
     def enter(self) -> None:
         """Enter the guest, once all that was asked for has been done."""
-        while self._requests or not self._loaded():
+        noted, self.noted = self.noted, None
+        if noted is not None:
+            noted.enters(self)
+        while self.asked or not self._loaded():
             self._serve()
+        if noted is not None:
+            noted.has_entered(self)
+            self.noted = noted
         if self.injects_again:
             self.emulated_instruction()
         if self.events is not None:
@@ -200,9 +283,9 @@ class Switch:
 
     def kicked(self) -> None:
         """Do what was asked for meanwhile by other vCPUs."""
-        if self._requests and self._loaded():
+        if self.asked and self._loaded():
             self.dr_given = self.delivered = False
-            while self._requests or not self._loaded():
+            while self.asked or not self._loaded():
                 self._serve()
 
     def emulated_instruction(self) -> None:
@@ -223,7 +306,10 @@ class Switch:
     def request(self, what: str) -> None:
         """Have something done before the next entry: flush, current, guest (flushes), sync, reload."""
         self.mmu_calls += 1
-        self._requests.add(what)
+        bit: int = REQUESTS[what]
+        self.asked |= bit
+        if self.noted is not None:
+            self.noted.asks(bit)
 
     def flush(self, flush: Flush) -> None:
         """Request the flush a register write asks for."""
@@ -232,15 +318,17 @@ class Switch:
 
     def flush_all(self) -> None:
         """KVM has every vCPU flush: kvm_flush_remote_tlbs."""
-        self.stats["remote_tlb_flush_requests"] += 1
+        self._remote += 1
         for vcpu in self.vm.vcpus:
             vcpu.request("flush")
 
     def unload(self, reset: bool = False) -> None:
         """Drop all roots; *reset*: as part of kvm_mmu_reset_context."""
         self.mmu_calls += 1
-        self.stats["mmu_resets"] += reset
-        self.stats["root_unloads"] += self._loaded()
+        if self.noted is not None:
+            self.noted.unloads(reset)
+        self._resets += reset
+        self._unloads += self._loaded()
         if self.tdp is not None:
             self.tdp.unload()
         else:
@@ -255,37 +343,39 @@ class Switch:
 
     def _serve(self) -> None:
         """What vcpu_enter_guest does first, in its order; a load of roots flushes without being counted."""
-        requests, self._requests = self._requests, set()
-        if "reload" in requests:
+        requests, self.asked = self.asked, 0
+        if requests & _RELOAD:
             self.unload()
-        if "flush" in requests:
+        if requests & _FLUSH:
             self._flush_now()
-            requests.discard("current")
+            requests &= ~_CURRENT
         if self.shadow is not None and self._loaded():
-            if "sync" in requests:
+            if requests & _SYNC:
                 self.shadow.sync()
-            if "guest" in requests:
+            if requests & _GUEST:
                 self.shadow.sync()
                 self.shadow.sync_previous()
-        for _ in requests & {"current", "guest"}:
+        if requests & _CURRENT:
+            self._flush_now()
+        if requests & _GUEST:
             self._flush_now()
         if not self._loaded():
             self._load()
 
     def _flush_now(self) -> None:
-        self.stats["tlb_flush"] += 1
+        self._flushes += 1
         self.tlb.flush_all()
 
     def _load(self) -> None:
         self.mmu_calls += 1
-        self.stats["root_loads"] += 1
+        self._loads += 1
         if self.tdp is not None:
-            self.tdp.load(self._of_registers(tree_role))
+            self.tdp.load(self._role(tree_role))
             if self.events is not None and self.policy.tdp and self.tdp.tree is not None:
                 self.events += root_loaded(self.policy, self.host, self.now, self.tdp.tree)
         else:
             assert self.shadow is not None
-            self.shadow.load(self.cr3, self._of_registers(shadow_root_role), self.pdptes)
+            self.shadow.load(self.cr3, self._role(shadow_root_role), self.pdptes)
         self.tlb.flush_all()
 
     # ---- counters
@@ -294,6 +384,28 @@ class Switch:
         """Count what effects that repeated themselves have not counted yet; before reading any counter."""
         for effect in self.effects:
             effect.settle(self)
+        done = (self._flushes, self._loads, self._unloads, self._resets, self._remote)
+        for name, value in zip(_COUNTED_APART, done, strict=True):
+            if value:
+                self.stats[name] += value
+        self._flushes = self._loads = self._unloads = self._resets = self._remote = 0
+
+    def note(self) -> Noted:
+        """Note what the next instruction has the MMU do."""
+        self.noted = Noted(self)
+        return self.noted
+
+    def repeat_noted(self, noted: Noted) -> None:
+        """Have the MMU do again what an instruction had it do."""
+        if noted.unloaded:
+            self.unload(noted.reset)
+        if noted.requests:
+            self.mmu_calls += 1
+            self.asked |= noted.requests
+        if noted.flushed:
+            self.tlb.flush_all()
+        if noted.entered:
+            self.enter()
 
     def counters(self) -> dict[str, int]:
         """KVM's statistics by name, of this vCPU: what is counted."""

@@ -15,6 +15,9 @@ from worldswitch.kvm.host import Host, nx_active
 from worldswitch.kvm.policy import Mmu, Policy
 from worldswitch.kvm.rules import rule
 
+_PLACES = 256
+"""Frames known to be mapped that are looked at first."""
+_STAMPS = 1 << 20
 GROUP = 8
 """PTE_PREFETCH_NUM: so many neighbours, aligned, are looked at when one is mapped."""
 
@@ -28,12 +31,13 @@ class Tree:
         split: 2 MiB frames under a table that is there only since they may not be executed when whole.
         tables: The tables below the root: level, and which of that level.
         users: vCPUs that have it loaded.
+        version: Grows when anything is mapped no more.
     """
 
-    __slots__ = ("large", "small", "split", "tables", "users")
+    __slots__ = ("large", "small", "split", "tables", "users", "version")
 
     def __init__(self) -> None:
-        self.users = 0
+        self.users = self.version = 0
         self.tables: set[tuple[int, int]] = set()
         self.small: set[int] = set()
         self.large: dict[int, bool] = {}
@@ -96,7 +100,9 @@ class Tdp:
         tree: The current set of tables; None while the root is unloaded.
     """
 
-    __slots__ = ("_backing", "_host", "_nx", "_policy", "_role", "_trees", "tree")
+    __slots__ = (
+        "_backing", "_front", "_host", "_nx", "_policy", "_role", "_seen", "_stamp", "_trees", "_version", "tree",
+    )  # fmt: skip
 
     def __init__(self, policy: Policy, host: Host, backing: Backing, trees: Trees | None = None) -> None:
         self._policy, self._host, self._backing = policy, host, backing
@@ -104,13 +110,41 @@ class Tdp:
         self._trees = Trees(policy) if trees is None else trees
         self._role: tuple[bool, ...] = ()
         self.tree: Tree | None = None
+        self._front = memoryview(bytearray(8 * _PLACES)).cast("Q")
+        self._seen: Tree | None = None
+        self._stamp = self._version = 0
+
+    def reaches(self, gfn: int, fetch: bool) -> bool:
+        """Whether the current tables allow an access to the frame (:meth:`Tree.allows`), remembered if they do."""
+        tree = self.tree
+        if tree is not self._seen or tree.version != self._version:  # type: ignore[union-attr]
+            self._restamp()
+        key = gfn << _KEY | self._stamp | (1 if fetch else 0)
+        if self._front[gfn & _LAST] == key:
+            return True
+        if not tree.allows(gfn, fetch):  # type: ignore[union-attr]
+            return False
+        self._front[gfn & _LAST] = key
+        return True
+
+    def _restamp(self) -> None:
+        """What is remembered counts no more."""
+        assert self.tree is not None
+        self._seen, self._version, self._stamp = self.tree, self.tree.version, self._stamp + 2
+        if self._stamp >= _STAMPS:
+            self._stamp = 2
+            for place in range(_PLACES):
+                self._front[place] = 0
 
     def load(self, role: tuple[bool, ...]) -> None:
         """Load the root of *role*: the one there is, or an empty one."""
         if self.tree is not None:
             self.tree.users -= 1
         self._role = role
-        self.tree = self._trees.by_role.setdefault(role, Tree())
+        tree = self._trees.by_role.get(role)
+        if tree is None:
+            tree = self._trees.by_role[role] = Tree()
+        self.tree = tree
         self.tree.users += 1
 
     def unload(self) -> bool:
@@ -140,6 +174,7 @@ class Tdp:
             return Mapped(2)
         flushed, besides = False, 0
         if tree.large.pop(gfn >> 9, None) is not None:
+            tree.version += 1
             if splits_in_place(self._policy):
                 tree.small.update(range(gfn >> 9 << 9, (gfn >> 9) + 1 << 9))
                 besides = SMALL_IN_LARGE - 1
@@ -214,3 +249,7 @@ def _take_run(run: list[int], backing: Backing, found: list[int]) -> bool:
             return place > 0
         found.append(gfn)
     return True
+
+
+# C variables, declared in the .pxd.
+_KEY, _LAST = 20, _PLACES - 1
