@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from worldswitch.report.timebins import DurationBins, TimeBins
+from worldswitch.report.timebins import SHARED, DurationBins, TimeBins
 from worldswitch.trace import pairing
 
 
@@ -47,16 +47,18 @@ EXITS = st.lists(
 
 
 @settings(max_examples=60)
-@given(st.lists(EXITS, max_size=4), st.integers(2, 300), st.integers(1, 40), st.integers(1, 60))
-def test_each_exit_is_in_the_bin_it_starts_in_and_none_is_lost(batches, held, most_bins, most_cells) -> None:
+@given(st.lists(EXITS, max_size=4), st.integers(2, 300), st.integers(0, 7), st.integers(1, 40), st.integers(1, 60))
+def test_each_exit_is_in_the_bin_it_starts_in_and_none_is_lost(batches, held, own, most_bins, most_cells) -> None:
     bins = TimeBins(held)
     for batch in batches:
         bins.add(rows(batch))
-    cells = bins.cells(most_bins, most_cells)
+    cells = bins.cells(own, most_bins, most_cells)
+    told = set(cells.who.tolist()) - {SHARED}
+    assert len(told) <= own
     expected: Counter = Counter()
     for who, number, start, duration in [one for batch in batches for one in batch]:
         slot = start // cells.width_ns
-        key = (who if bins.told_apart else 0, number, slot)
+        key = (who if who in told else SHARED, number, slot)
         expected[(*key, "count")] += 1
         expected[(*key, "ns")] += duration
     found: Counter = Counter()
@@ -73,14 +75,33 @@ def test_bins_are_as_fine_as_there_is_room() -> None:
     bins = TimeBins()
     bins.add(rows([(1, 1, place * 5000, 10) for place in range(100)]))
     # 495 µs in at most 100 bins: 4.096 µs gives 121, 8.192 µs gives 61.
-    assert bins.cells(100, 1000).width_ns == 8192
+    assert bins.cells(9, 100, 1000).width_ns == 8192
+
+
+def test_the_vcpus_with_least_time_share_their_bins() -> None:
+    bins = TimeBins()
+    bins.add(rows([(who, 1, 0, 100 * who) for who in range(1, 6)]))
+    cells = bins.cells(2, 10, 100)
+    assert dict(zip(cells.who.tolist(), cells.ns.tolist(), strict=True)) == {5: 500, 4: 400, SHARED: 600}
+    assert bins.sharing == 3
+
+
+def test_many_vcpus_leave_the_bins_fine() -> None:
+    """A thousand vCPUs with one exit in each of a thousand bins do not fit; those with most time keep theirs."""
+    bins = TimeBins(most=1 << 16)
+    for who in range(1000):
+        bins.add(rows([(who, 1, slot << 10, 1 + (who < 3)) for slot in range(1000)]))
+    cells = bins.cells(3, 1024, 1 << 16)
+    assert cells.bins >= 200
+    assert int(cells.count.sum()) == 1_000_000
+    assert set(cells.who.tolist()) == {0, 1, 2, SHARED}
 
 
 def test_open_exits_are_in_no_bin() -> None:
     bins, durations = TimeBins(), DurationBins()
     for one in (bins, durations):
         one.add(rows([(1, 1, 0, 10)], flags=pairing.OPEN))
-    assert len(bins.cells(10, 10).slot) == 0
+    assert len(bins.cells(9, 10, 10).slot) == 0
     assert durations.of(1) == []
 
 

@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from worldswitch.errors import NotTold, UsageError
-from worldswitch.report.timebins import Cells, DurationBins, TimeBins
+from worldswitch.report.timebins import SHARED, Cells, DurationBins, TimeBins
 
 if TYPE_CHECKING:
     from worldswitch.record.trace import EventSource
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 MOST_BINS = 8192
 """Bins in which a report holds a trace; its picture has fewer, and these when zoomed in."""
+MOST_LANES = 12
+"""vCPUs with a lane of their own in the timeline; the others share one."""
 MOST_CELLS = 60_000
 """Bins that hold something, over all vCPUs and reasons: some 600 KB of the page."""
 
@@ -53,8 +55,8 @@ class Study:
     Attributes:
         path: As it was named.
         account: See :func:`worldswitch.trace.account.account`.
-        cells, durations: Its exits in bins; *told_apart* says whether by vCPU too.
-        threads: The vCPU of each ``who`` in *cells*.
+        cells, durations: Its exits in bins; *sharing* is how many vCPUs have none of their own.
+        threads: The vCPU of each ``who`` in *cells* that is one.
         names: Name of each ``number`` in *cells*.
         answers: What other kernels would have saved, in the order asked.
         refused: What was asked and why it cannot be told.
@@ -65,7 +67,7 @@ class Study:
     account: Account
     cells: Cells
     durations: DurationBins
-    told_apart: bool
+    sharing: int
     threads: dict[int, Thread]
     names: dict[int, str]
     answers: list[WhatIf] = field(default_factory=list)
@@ -108,7 +110,7 @@ def study(path: str, opened: Callable[[], EventSource], question: Question) -> S
         durations.add(rows)
 
     result = account(source, None, question.tables, by=("reason",), hot=question.hot, watch=watch)
-    cells = over_time.cells(MOST_BINS, MOST_CELLS)
+    cells = over_time.cells(MOST_LANES, MOST_BINS, MOST_CELLS)
     own = getattr(source, "reason_names", None) or {}
     names = {
         number: own.get((number >> 32, number & 0xFFFFFFFF))
@@ -116,12 +118,12 @@ def study(path: str, opened: Callable[[], EventSource], question: Question) -> S
         for number in set(cells.number.tolist())
     }
     threads = {}
-    if over_time.told_apart and seen:
+    if seen:
         vms, tids = identities(seen[0]).tolist(), seen[0].tids.tolist()
-        for who in set(cells.who.tolist()):
+        for who in set(cells.who.tolist()) - {SHARED}:
             tid, vcpu = tids[who >> 32], who & 0xFFFFFFFF
             threads[who] = Thread(vms[who >> 32], tid, vcpu - 1 if vcpu else None, result.meta.comms.get(tid))
-    found = Study(path, result, cells, durations, over_time.told_apart, threads, names, settings=question.settings)
+    found = Study(path, result, cells, durations, over_time.sharing, threads, names, settings=question.settings)
     if result.count:
         _ask(found, opened, targets or [None], question)
     return found

@@ -7,7 +7,7 @@ all its time are in the bin in which it starts.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -19,14 +19,17 @@ if TYPE_CHECKING:
 
     from worldswitch.trace.exits import ExitRows
 
-_FIRST_SHIFT = 10
-"""Bins begin 1.024 µs wide."""
-_MOST_CELLS = 1 << 17
+_FIRST_SHIFT, _WIDEST = 10, 62
+"""Bins begin 1.024 µs wide, and never end wider than a trace can be."""
+_MOST_CELLS = 1 << 19
 """Bins held, over all vCPUs and reasons; beyond, they become twice as wide."""
 _PIECE = 1 << 17
-_EVERYBODY = 0
 _FEW_BINS = 512
-"""Before bins become fewer than this, vCPUs are no longer told apart."""
+"""Before bins become fewer than this, the vCPUs with least time share theirs."""
+OWN = 256
+"""vCPUs that never do."""
+SHARED = (1 << 64) - 1
+"""Stands in :attr:`Cells.who` for all vCPUs that have no bins of their own."""
 _OCTAVE = 3
 """Bits of the mantissa that tell bins of durations apart: 2^3 bins from a power of two to the next."""
 _MANTISSA = 52
@@ -37,14 +40,18 @@ class TimeBins:
 
     Attributes:
         shift: A bin is ``1 << shift`` ns wide, and begins at a multiple of it.
-        told_apart: Whether vCPUs still are.
     """
 
     def __init__(self, most: int = _MOST_CELLS) -> None:
         self.shift = _FIRST_SHIFT
-        self.told_apart = True
         self._most = most
         self._cells = Tally(limit=2 * most + _PIECE)
+        self._sharing: NDArray[np.uint64] = np.empty(0, np.uint64)
+
+    @property
+    def sharing(self) -> int:
+        """How many vCPUs have no bins of their own."""
+        return len(self._sharing)
 
     def add(self, rows: ExitRows) -> None:
         """Add the exits among *rows* that count."""
@@ -52,35 +59,54 @@ class TimeBins:
         for begin in range(0, len(rows), _PIECE):
             piece = slice(begin, begin + _PIECE)
             start = np.maximum(rows.start[piece], 0) >> self.shift
-            who = rows.who[piece] if self.told_apart else np.full(len(start), _EVERYBODY, np.uint64)
-            self._cells.add(who, rows.number[piece], start, np.ones(len(start), np.int64), rows.duration[piece])
-            while len(self._cells) > self._most and self.shift < 62:
+            self._add(rows.who[piece], rows.number[piece], start, np.ones(len(start), np.int64), rows.duration[piece])
+            while len(self._cells) > self._most and self.shift < _WIDEST:
                 self._fold()
 
-    def _fold(self) -> None:
-        """Make bins twice as wide; where they would get too few, stop telling vCPUs apart instead."""
-        keys = self._cells.keys
-        slots = keys[:, 2]
-        if self.told_apart and int(slots.max() - slots.min()) < _FEW_BINS:
-            self.told_apart = False
-            self._rebuild(np.full(len(keys), _EVERYBODY, np.uint64), slots)
-            return
-        self.shift += 1
-        self._rebuild(keys[:, 0], slots >> np.uint64(1))
+    def _add(self, who: NDArray[np.uint64], number: Any, slot: Any, count: Any, ns: Any) -> None:
+        if self.sharing:
+            who = np.where(np.isin(who, self._sharing), np.uint64(SHARED), who)
+        self._cells.add(who, number, slot, count, ns)
 
-    def _rebuild(self, who: NDArray[np.uint64], slots: NDArray[np.uint64]) -> None:
+    def _fold(self) -> None:
+        """Make bins twice as wide; where they would get too few, let more vCPUs share theirs instead."""
+        slots = self._cells.keys[:, 2]
+        if int(slots.max() - slots.min()) >= 2 * _FEW_BINS or not self._share(OWN):
+            self._widen()
+
+    def _share(self, own: int) -> bool:
+        """Let all vCPUs but the *own* with most time share one; whether there were any more."""
+        whos, place = np.unique(self._cells.keys[:, 0], return_inverse=True)
+        totals = np.bincount(place, self._cells.sums[:, 2])
+        order = whos[np.argsort(-totals, kind="stable")]
+        order = order[order != np.uint64(SHARED)]
+        if len(order) <= own:
+            return False
+        self._sharing = np.union1d(self._sharing, order[own:])
+        self._rebuild(0)
+        return True
+
+    def _widen(self) -> None:
+        self.shift += 1
+        self._rebuild(1)
+
+    def _rebuild(self, shift: int) -> None:
         old = self._cells
         self._cells = Tally(limit=2 * self._most + _PIECE)
-        self._cells.add(who, old.keys[:, 1], slots, old.sums[:, 1], old.sums[:, 2])
+        self._add(old.keys[:, 0], old.keys[:, 1], old.keys[:, 2] >> np.uint64(shift), old.sums[:, 1], old.sums[:, 2])
 
-    def cells(self, most_bins: int, most_cells: int) -> Cells:
-        """What was added, in at most *most_bins* bins and about *most_cells* cells that are not empty."""
+    def cells(self, own: int, most_bins: int, most_cells: int) -> Cells:
+        """What was added, in at most *most_bins* bins and about *most_cells* cells that are not empty.
+
+        The *own* vCPUs with most time have bins of their own, and all others share theirs.
+        """
+        self._share(own)
         while len(self._cells):
             slots = self._cells.keys[:, 2]
-            if int(slots.max() - slots.min()) < most_bins and (len(slots) <= most_cells or self.shift >= 62):
+            fits = int(slots.max() - slots.min()) < most_bins
+            if fits and (len(slots) <= most_cells or self.shift >= _WIDEST):
                 break
-            self.shift += 1
-            self._rebuild(self._cells.keys[:, 0], slots >> np.uint64(1))
+            self._widen()
         keys, sums = self._cells.keys, self._cells.sums
         numbers = keys[:, 2].astype(np.int64)
         base = int(numbers.min()) if len(numbers) else 0
@@ -102,7 +128,7 @@ class Cells:
 
     Attributes:
         first_ns: Where the first bin begins; *width_ns* is each bin's, *bins* how many there are.
-        who, number: As in :class:`~worldswitch.trace.exits.ExitRows`.
+        who, number: As in :class:`~worldswitch.trace.exits.ExitRows`; *who* may be :data:`SHARED`.
         slot: Number of the bin.
         count, ns: Exits that start in it, and their time.
     """

@@ -10,14 +10,14 @@ import numpy as np
 from worldswitch.errors import printable
 from worldswitch.report.document import Figure, Origin, Section, command
 from worldswitch.report.draw import REST, colour
+from worldswitch.report.study import MOST_LANES
+from worldswitch.report.timebins import OWN, SHARED
 from worldswitch.report.words import many
 from worldswitch.units import format_ns
 
 if TYPE_CHECKING:
     from worldswitch.report.study import Study
 
-MOST_LANES = 12
-"""vCPUs with a lane of their own; the others share one."""
 MOST_REASONS = 7
 _OTHERS = "other reasons"
 
@@ -48,19 +48,18 @@ def sections(study: Study, ident: str) -> Iterator[Section]:
         "width": cells.width_ns,
         "bins": cells.bins,
         "reasons": [{"name": printable(name), "colour": tone} for tone, name in reasons],
-        "lanes": [{"name": printable(name), "series": _series(study, members, series)} for name, members in shown],
+        "lanes": [{"name": printable(name), "series": _series(study, who, series)} for name, who in shown],
     }
-    unnamed = len(study.threads) - MOST_LANES
     lead = (
         f"Every one of the {study.account.count:,} exits is in one of {cells.bins:,} bins of "
         f"{format_ns(cells.width_ns)}; "
         "an exit and all its time are in the bin in which it starts. Drag to zoom, or use the buttons or the keys "
         "+ − ← → and Home. Zoomed out, several bins are drawn as one, added up."
     )
-    if not study.told_apart:
-        lead += " There are too many vCPUs to tell them apart in bins this fine."
-    elif unnamed > 0:
-        lead += f" The {MOST_LANES} vCPUs that cost most have a lane each; {unnamed:,} more share the last one."
+    if study.sharing:
+        lead += f" The {MOST_LANES} vCPUs that cost most have a lane each; {study.sharing:,} more share the last one."
+        if study.sharing + MOST_LANES > OWN:
+            lead += f" They are among the {OWN} that had cost most when bins became too few for all."
     origin = Origin(
         study.path,
         command("analyze", study.path),
@@ -79,33 +78,28 @@ def sections(study: Study, ident: str) -> Iterator[Section]:
     yield Section(f"{ident}-time", "Over time", figures=[figure])
 
 
-def _lanes(study: Study) -> list[tuple[str, list[int]]]:
-    """Name of each lane and the vCPUs (``who``) in it, those that cost most first."""
+def _lanes(study: Study) -> list[tuple[str, int]]:
+    """Name and vCPU (``who``) of each lane, those that cost most first, and last the one that others share."""
     cells = study.cells
-    if not study.told_apart:
-        return [("all vCPUs", sorted(set(cells.who.tolist())))]
     whos, place = np.unique(cells.who, return_inverse=True)
     totals = np.bincount(place, cells.ns)
-    order = whos[np.argsort(-totals, kind="stable")].tolist()
-    lanes = [(_lane_name(study, who), [who]) for who in order[:MOST_LANES]]
-    if len(order) > MOST_LANES:
-        lanes.append((f"{len(order) - MOST_LANES:,} more vCPUs", order[MOST_LANES:]))
-    return lanes
+    order = [who for who in whos[np.argsort(-totals, kind="stable")].tolist() if who != SHARED]
+    lanes = [(_lane_name(study, who), who) for who in order]
+    return [*lanes, (f"{study.sharing:,} more vCPUs", SHARED)] if study.sharing else lanes
 
 
 def _lane_name(study: Study, who: int) -> str:
     one = study.threads[who]
     vcpu = f"vCPU {one.vcpu}" if one.vcpu is not None else f"thread {one.tid}"
-    vms = {thread.vm for thread in study.threads.values()}
-    if len(vms) > 1:
+    if len({thread.vm for thread in study.threads.values()}) > 1:
         vcpu = f"VM {one.vm} {vcpu}"
     return f"{vcpu} ({one.comm})" if one.comm else vcpu
 
 
-def _series(study: Study, members: list[int], series: list[str]) -> list[list[int]]:
+def _series(study: Study, who: int, series: list[str]) -> list[list[int]]:
     """For each reason the bins that hold something: distance from the one before, exits, ns; flat."""
     cells = study.cells
-    mine = np.isin(cells.who, np.array(members, np.uint64))
+    mine = cells.who == np.uint64(who)
     place = {number: series.index(name) if name in series else len(series) - 1 for number, name in study.names.items()}
     numbers, inverse = np.unique(cells.number[mine], return_inverse=True)
     of = np.array([place[number] for number in numbers.tolist()], np.int64)[inverse]
