@@ -13,6 +13,7 @@ from worldswitch.guest.assemble import assemble
 from worldswitch.guest.check import features
 from worldswitch.guest.paths import places
 from worldswitch.guest.toml import loads
+from worldswitch.x86.registers import EFER, bit_mask
 
 MANY = range(150)
 AMD = frozenset(("smep", "smap", "fsgsbase"))
@@ -67,6 +68,35 @@ def test_stores_never_reach_where_code_may_be_fetched() -> None:
                 assert in_table or first + one.size <= bounds.CODE_START or first > 0xFF0
             elif isinstance(one, ops.Fetch):
                 assert bounds.CODE_START <= one.va & 0xFFF <= 0xFF0
+
+
+def test_only_one_space_is_loaded_with_a_pcid_and_0_never_without_a_flush() -> None:
+    kept = 0
+    for number in MANY:
+        spaces: dict[int, set[str]] = {}
+        for place in places(program(1, number, USED)):
+            one = place.operation
+            if isinstance(one, ops.SwitchSpace):
+                spaces.setdefault(one.pcid, set()).add(one.space)
+                assert one.pcid or not one.noflush
+                kept += one.noflush
+        assert all(len(some) == 1 for pcid, some in spaces.items() if pcid)
+    assert kept > 10
+
+
+def test_few_programs_have_reserved_bits_in_entries() -> None:
+    """NX is one where EFER.NXE may be off: at first, or by a write."""
+    found = 0
+    for number in range(400):
+        one = program(1, number, AMD)
+        every = [place.operation for place in places(one)]
+        efers = [one.state.efer, *(w.value for w in every if isinstance(w, ops.WriteMsr) and w.msr == EFER)]
+        entries = [w for w in every if isinstance(w, ops.WriteEntry)]
+        nx = any("NX" in pages.flags for space in one.spaces for pages in space.pages)
+        nx = nx or any("NX" in (*w.set, *w.toggle) for w in entries)
+        address = any(w.pa is not None and w.pa & bounds.RESERVED_PA for w in entries)
+        found += address or (nx and not all(value & bit_mask(EFER, "NXE") for value in efers))
+    assert 4 <= found <= 36
 
 
 def test_page_tables_lie_where_programs_believe() -> None:

@@ -12,12 +12,13 @@ from typing import Any
 import pytest
 
 from worldswitch.conform import batch
-from worldswitch.conform.session import Outcome, Plan, conform, host_of
+from worldswitch.conform.session import Outcome, Plan, conform, features_of, host_of
 from worldswitch.guest import library
 from worldswitch.guest import operations as ops
 from worldswitch.guest.image import Image
 from worldswitch.guest.paths import places
 from worldswitch.guest.program import Program
+from worldswitch.kvm.offers import offers
 from worldswitch.kvm.policy import Policy
 from worldswitch.kvm.vcpu import run
 from worldswitch.lab import machine as lab
@@ -104,6 +105,17 @@ def test_what_the_model_says_is_equal_interrupts_aside(stand: Stand) -> None:
     assert (found.ran, found.equal, found.unequal) == (32, 32, [])
     assert found.statistics_equal == found.statistics_ran == 32
     assert stand.starts == [32]
+
+
+def test_what_an_emulator_gets_wrong_is_used_by_no_program_and_counted(stand: Stand) -> None:
+    """Bochs 3.0's protection keys: cpu/paging.cc, handle_pkeys, against the SDM, volume 3, section 4.6.2."""
+    kernel = KernelFiles("6.12", "6.12.117", "6.12.117-cloud-amd64", Path("vmlinuz"), Path("modules"), "linux-image")
+    found = conform(Plan(0, shipped=("pkru",)), lab.Machine(kernel, "intel"), "default", "tigerlake", lambda _: None)
+    assert (found.ran, found.failed, stand.starts) == (0, {}, [])
+    assert found.left_out == {"the emulator gets a feature wrong that it needs": 1}
+    intel = Policy.of("6.12", "intel", "default", [])
+    assert offers(intel, "pku")
+    assert "pku" not in features_of(intel, "tigerlake")
 
 
 def one_exit_more_by_clts(program: Program, document: dict[str, Any]) -> None:
