@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from worldswitch.cli.conditions import CPUS, MMUS
 from worldswitch.conform.named import MOST, UNDONE, Named, named
 from worldswitch.conform.session import host_of
+from worldswitch.conform.table import load
 from worldswitch.guest.paths import places
 from worldswitch.guest.toml import loads
 from worldswitch.kvm.host import Host
 from worldswitch.kvm.policy import Policy
 from worldswitch.kvm.rules import find
 from worldswitch.kvm.vcpu import run
+
+TABLE = Path(__file__).parents[2] / "docs/conformance.json"
 
 
 def test_there_are_at_most_five() -> None:
@@ -40,3 +45,11 @@ def test_each_has_a_minimal_program_that_the_model_runs(one: Named) -> None:
     assert sum(1 for _ in places(program)) <= 8
     kernel = one.kernels[0] if one.kernels else "6.12"
     run(program, Policy.of(kernel, one.cpus[0], one.mmus[0], []), host=host_of(one.cpus[0]))
+
+
+@pytest.mark.parametrize("one", named(), ids=lambda one: one.id)
+def test_each_explains_something_in_the_table(one: Named) -> None:
+    """A name that no row has any more has to go."""
+    rows = load(TABLE)
+    there = [row for row in rows if one.seen_at(row["kernel"], row["cpu"], row["mmu"])]
+    assert one.id in {id for row in there for names in row["by_name"] for id in names.split(",")}
