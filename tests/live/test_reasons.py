@@ -97,7 +97,7 @@ def test_the_real_instance_is_made_and_removed() -> None:
 
 
 def test_a_debug_register_that_only_an_interrupt_took_away_is_told() -> None:
-    """Rule debug-register-exits; the lines are those of a recording of 6.12.117 in the lab."""
+    """Rule debug-register-exits. Expected: vcpu_enter_guest (x86.c) and dr_interception (svm.c) of 6.12.117, read."""
     line = " vmm-{} [000] d..1. 12.3: kvm_exit: {}reason {} rip 0x1010 info1 0x0\n"
     svm = (
         "write_dr0",
