@@ -144,8 +144,8 @@ def _contrasts(a: Seen, b: Seen) -> Iterator[tuple[str, str]]:
         yield (
             "cpu",
             (
-                f"A is of {first['cpu']}, B of {second['cpu']}, whose exits have other reasons and names; compare traces of "
-                "one kind of processor"
+                f"A is of {first['cpu']}, B of {second['cpu']}, whose exits have other reasons and names; "
+                "compare traces of one kind of processor"
             ),
         )
     clocks = first["clock"], second["clock"]
