@@ -129,7 +129,7 @@ def run(
     run = guests[0] if len(guests) == 1 else Turns(vm, guests)
     try:
         run.start()
-        executed = repeat(run, n, run.body, whole or record)
+        executed = repeat(run, n, run.body, whole)
         run.finish()
     except Ended as error:
         return _result(guests, vm, n, 0, str(error))
