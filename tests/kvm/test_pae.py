@@ -3,7 +3,8 @@
 Without shadow paging the processor loads PDPTEs under EPT (SDM volume 3, 4.4.1) and reads them at each walk under NPT
 (APM volume 2, "Legacy PAE Mode" in 15.25).
 
-Not in the recording: programs that go to CPL 3, on AMD; QEMU's 32-bit IRET ends there with "invalid tss type".
+Not in the recording: programs that go to CPL 3, on AMD; QEMU's 32-bit IRET ends there with "invalid tss type"; and pae-pdptes
+under NPT, where the guest met a fault more in each pass (KVM refused a write of CR4 once more), which was not looked into.
 """
 
 from __future__ import annotations
