@@ -3,8 +3,9 @@
 Without shadow paging the processor loads PDPTEs under EPT (SDM volume 3, 4.4.1) and reads them at each walk under NPT
 (APM volume 2, "Legacy PAE Mode" in 15.25).
 
-Not in the recording: programs that go to CPL 3, on AMD; QEMU's 32-bit IRET ends there with "invalid tss type"; and pae-pdptes
-under NPT, where the guest met a fault more in each pass (KVM refused a write of CR4 once more), which was not looked into.
+Not in the recording: programs that go to CPL 3, on AMD, where QEMU ends with "invalid tss type" in 32-bit code; and
+pae-pdptes under NPT, where the guest met a fault more in each pass (KVM refused a write of CR4 once more). That was
+not looked into.
 """
 
 from __future__ import annotations
