@@ -17,7 +17,11 @@ if TYPE_CHECKING:
 ALL = "all"
 """In a budget: exits of every reason together."""
 _RULES = (
-    ("cr-access-exits", ("CR_ACCESS", "read_cr", "write_cr", "cr0_sel_write")),
+    ("cr0-guest-owned", ("CR_ACCESS",)),
+    ("cr4-guest-owned", ("CR_ACCESS",)),
+    ("svm-cr0-intercept", ("write_cr0", "cr0_sel_write")),
+    ("svm-cr4-intercept", ("write_cr4",)),
+    ("cr-access-exits", ("read_cr", "write_cr3", "write_cr8")),
     ("msr-exits", ("MSR_", "msr")),
     ("debug-register-exits", ("DR_ACCESS", "read_dr", "write_dr")),
     ("exception-exits", ("EXCEPTION", "DB excp", "BP excp", "UD excp", "PF excp", "GP excp", "AC excp")),
@@ -132,7 +136,7 @@ def _why(
     from worldswitch.kvm import rules
 
     lines = []
-    for name in over:
+    for name in seen.per_pass if ALL in over else over:
         for rule, begins in _RULES:
             if name.startswith(begins):
                 lines.append(f"rule {rule}: {rules.find(rule).sentence}")
