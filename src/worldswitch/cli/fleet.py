@@ -105,8 +105,9 @@ def analyze(
     from worldswitch.fleet.analyze import summary
     from worldswitch.fleet.find import find
 
+    inputs = find(paths)
     with _at_work(wanted, output) as (folder, pool, say):
-        found = run(find(paths), work, folder, pool, say, retry)
+        found = run(inputs, work, folder, pool, say, retry)
     _show(summary(found) if as_json else analyzed(found, output, to or ", ".join(settings)))
     return FOUND if len(found.tables["failed"]) else DONE
 
@@ -188,11 +189,12 @@ def doctor(
     from worldswitch.fleet.doctor import summary
     from worldswitch.fleet.find import find
 
+    inputs = find(snapshots)
     with (
         tempfile.TemporaryDirectory(prefix="wsw-fleet-") as passing,
         _at_work(wanted, output or passing) as (folder, pool, say),
     ):
-        found = run(find(snapshots), work, folder, pool, say, retry)
+        found = run(inputs, work, folder, pool, say, retry)
     _show(summary(found) if as_json else judged(found))
     return FOUND if found.failed else DONE
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -47,9 +46,8 @@ def _analyzed(fleet: Fleet, output: str, asked: str) -> Iterator[str]:
         )
         for row in tables["groups"].iter_rows(named=True)
     ]  # fmt: skip
-    yield table(
-        (*group, "hosts", "exits", "exits/s of a vCPU", "out of the guest"), _first(rows), "Hosts by kernel", left=group
-    )
+    columns = (*group, "hosts", "exits", "exits/s of a vCPU", "out of the guest")
+    yield _listing(columns, rows, "Hosts by kernel", group)
     yield _reasons(tables["reasons"], group)
     if fleet.savings:
         yield _savings(fleet.savings, asked)
@@ -69,7 +67,7 @@ def _reasons(of: Any, group: Sequence[str]) -> str:
         if row["count"]
     ]  # fmt: skip
     title = "Exits by reason, those that took most first"
-    return table((*group, "reason", "count", "time", "p50", "p99", "max"), _first(rows), title, left=(*group, "reason"))
+    return _listing((*group, "reason", "count", "time", "p50", "p99", "max"), rows, title, (*group, "reason"))
 
 
 def _savings(parts: list[Saving], asked: str) -> str:
@@ -91,7 +89,7 @@ def _outliers(fleet: Fleet) -> str:
         where = " ".join(part for part in (one.line, one.vendor, one.kind) if part)
         rows.append((one.host, where, name, shown(one.value), shown(one.median), f"{one.score:+.1f}"))
     columns = ("host", "of", "what", "here", "median there", "score")
-    return table(columns, _first(rows), "Hosts unlike the others", left=("host", "of", "what")) if rows else ""
+    return _listing(columns, rows, "Hosts unlike the others", ("host", "of", "what"))
 
 
 def _know(fleet: Fleet) -> Iterator[str]:
@@ -136,36 +134,32 @@ def judged(ward: Ward) -> str:
         for row in ward.hosts.iter_rows(named=True)
     ]  # fmt: skip
     left = ("host", "kernel", "cpu", "worst findings")
-    parts = [
-        table(
-            ("host", "kernel", "cpu", *levels, "worst findings"),
-            _first(rows),
-            _hosts(len(rows)) + (f" in {folder}" if folder else "") + ", the worst first",
-            left=left,
-        )
-    ]
-    if len(rows) > _MOST:
-        parts.append(f"... and {len(rows) - _MOST:,} more hosts; --json and -o have them all\n")
+    title = _hosts(len(rows)) + (f" in {folder}" if folder else "") + ", the worst first"
     fixes = [
         (fix.severity.label, f"{len(fix.hosts):,}", fix.id, fix.text + (" (reboot)" if fix.needs_reboot else ""))
         for fix in ward.fixes
     ]
-    parts.append(
-        table(("severity", "hosts", "finding", "fix"), _first(fixes), "Fixes, the worst and most frequent first",
-              left=("severity", "finding", "fix"))
-    )  # fmt: skip
+    columns = ("severity", "hosts", "finding", "fix")
+    parts = [
+        _listing(("host", "kernel", "cpu", *levels, "worst findings"), rows, title, left),
+        _listing(columns, fixes, "Fixes, the worst and most frequent first", ("severity", "finding", "fix")),
+    ]
     parts.append(paragraphs("Not read", _listed([f"{path}: {error}" for path, error in ward.failed])))
     return "\n".join(part for part in parts if part)
 
 
 def _common_folder(names: list[str]) -> str:
-    """The folder all *names* are in, with its slash: hosts whose snapshots do not name them are named by paths."""
-    folder = os.path.commonpath([os.path.dirname(name) for name in names]) if names else ""  # noqa: PTH120
-    return f"{folder}/" if folder else ""
+    """The folder all *names* are in, with its slash; hosts that their snapshots do not name are named by paths."""
+    folders = {name.rpartition("/")[0] for name in names}
+    return f"{folders.pop()}/" if len(folders) == 1 and "" not in folders else ""
 
 
-def _first(rows: list[Any]) -> list[Any]:
-    return rows[:_MOST]
+def _listing(columns: Sequence[str], rows: Sequence[Sequence[Any]], title: str, left: Sequence[str]) -> str:
+    """The first of *rows* as a table, and how many more there are; nothing if there is none."""
+    if not rows:
+        return ""
+    more = f"... and {len(rows) - _MOST:,} more; --json has them all\n" if len(rows) > _MOST else ""
+    return table(columns, rows[:_MOST], title, left=left) + more
 
 
 def _listed(sentences: list[str]) -> list[str]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from worldswitch.errors import WorldswitchError
 from worldswitch.fleet import engine
-from worldswitch.fleet.fetched import as_file
+from worldswitch.fleet.fetched import as_file, without_path
 from worldswitch.fleet.pieces import Input, Row, Say, cut
 from worldswitch.host.finding import Profile, Severity
 
@@ -44,7 +44,7 @@ class SnapshotWork:
                 host = gather(Snapshot(str(path)))
                 found = diagnose(host, Profile(self.profile))
         except (WorldswitchError, OSError, MemoryError, RecursionError) as error:
-            return self.lost(item, str(error).removeprefix(f"{item.path}: "))
+            return self.lost(item, without_path(str(error), item.path))
         return {
             "path": item.path,
             "host": host.name,

@@ -15,6 +15,14 @@ from worldswitch.fleet.pieces import Input
 from worldswitch.units import format_size
 
 
+def without_path(text: str, path: str) -> str:
+    """What an error says, without the path it begins with: that stands beside it."""
+    where = printable(path)
+    for before in (f"{where}: ", f"{where} "):
+        text = text.removeprefix(before)
+    return text
+
+
 @contextmanager
 def as_file(one: Input, most: int) -> Iterator[Path]:
     """The path of *one*, or of a copy of it for as long as it is needed.

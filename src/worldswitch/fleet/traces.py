@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from worldswitch.errors import NotTold, UsageError, WorldswitchError
-from worldswitch.fleet.fetched import as_file
+from worldswitch.fleet.fetched import as_file, without_path
 from worldswitch.fleet.pieces import Input, Row
 from worldswitch.fleet.sketch import bins
 from worldswitch.trace.exits import UNCOUNTED
@@ -69,7 +69,7 @@ class TraceWork:
             with as_file(item, self.largest) as path:
                 return self._read(item, str(path))
         except WorldswitchError as error:
-            return self.lost(item, _plainly(error, item))
+            return self.lost(item, without_path(str(error), item.path))
         except (OSError, MemoryError, RecursionError) as error:
             return self.lost(item, f"{type(error).__name__}: {getattr(error, 'strerror', None) or error}")
 
@@ -155,14 +155,6 @@ class TraceWork:
             "removed": sum(one.count for one in found.removed),
             "cannot": None,
         }
-
-
-def _plainly(error: WorldswitchError, item: Input) -> str:
-    """The error without the path before it, which stands beside it."""
-    text = str(error)
-    for before in (f"{item.path}: ", f"{item.path} "):
-        text = text.removeprefix(before)
-    return text
 
 
 class _Spread:
