@@ -131,7 +131,8 @@ class Outside:
         ]
 
     def run(self, *words):
-        return subprocess.Popen([*DASK, *words], stdout=self.log, stderr=self.log)
+        # Workers are elsewhere than who asks them.
+        return subprocess.Popen([*DASK, *words], cwd="/", stdout=self.log, stderr=self.log)
 
     def close(self):
         for one in (self.scheduler, *self.workers):
@@ -145,6 +146,10 @@ def outside(tmp_path):
     made = Outside(tmp_path)
     yield made
     made.close()
+
+
+def test_workers_of_a_scheduler_come_to_the_same_bytes(traces, whole, tmp_path, outside):
+    assert finished(traces, tmp_path / "out", "--scheduler", outside.address) == whole[0]
 
 
 @pytest.mark.parametrize("seed", range(KILLS))

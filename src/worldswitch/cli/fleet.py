@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import fields
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -84,13 +85,15 @@ def analyze(
     from worldswitch.fleet.traces import TraceWork
 
     _insist_on_names(names)
-    work = TraceWork(to, from_, settings, names, _size(largest))
+    work = TraceWork(to, from_, settings, names, _size(largest), str(Path.cwd()))
     _insist_on_question(work.to, work.from_, work.settings)
     wanted = _wanted(who)
     if as_python:
         given = {one.name: getattr(work, one.name) for one in fields(work)}
         default = TraceWork()
-        call = ", ".join(f"{name}={value!r}" for name, value in given.items() if value != getattr(default, name))
+        call = ", ".join(
+            f"{name}={value!r}" for name, value in given.items() if value != getattr(default, name) and name != "folder"
+        )
         click.echo(
             _python(
                 wanted, output,
@@ -173,7 +176,7 @@ def doctor(
 
     from worldswitch.fleet.doctor import SnapshotWork
 
-    wanted, work = _wanted(who), SnapshotWork(profile)
+    wanted, work = _wanted(who), SnapshotWork(profile, str(Path.cwd()))
     if as_python:
         click.echo(
             _python(

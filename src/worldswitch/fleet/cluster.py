@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -61,6 +61,7 @@ def cluster(wanted: Wanted) -> Iterator[Cluster]:
             "several workers need Dask: pip install 'worldswitch[fleet]'; --workers 0 does without"
         ) from None
     dask.config.set({"distributed.comm.timeouts.connect": _CONNECT_S, "distributed.scheduler.worker-ttl": None})
+    _quiet()
     security = _security(wanted.tls)
     if wanted.scheduler is None:
         with _local(wanted.workers or _fitting()) as local, distributed.Client(local) as client:
@@ -77,7 +78,31 @@ def cluster(wanted: Wanted) -> Iterator[Cluster]:
     try:
         yield Cluster(client)
     finally:
-        client.close(timeout=2)
+        with suppress(*_gone()):
+            client.close(timeout=2)
+
+
+def _gone() -> tuple[type[BaseException], ...]:
+    """What Dask raises, here and there, when its scheduler is gone."""
+    import asyncio
+    from concurrent import futures
+
+    from distributed.client import FutureCancelledError
+    from distributed.comm.core import CommClosedError
+
+    return (
+        FutureCancelledError, CommClosedError, TimeoutError, OSError, RuntimeError, asyncio.CancelledError,
+        futures.CancelledError,
+    )  # fmt: skip
+
+
+def _quiet() -> None:
+    """Dask logs tracebacks of what is told in a sentence here."""
+    import logging
+
+    for name in list(logging.root.manager.loggerDict):
+        if name == "distributed" or name.startswith("distributed."):
+            logging.getLogger(name).setLevel(logging.CRITICAL + 1)
 
 
 def _fitting() -> int:
@@ -138,8 +163,11 @@ class Cluster:
         """Where Dask shows what it does, with what it lacks for that; empty where it was started without."""
         from importlib.util import find_spec
 
-        link = str(self._client.dashboard_link or "")
-        return link and link + ("" if find_spec("bokeh") else " (empty without bokeh: pip install bokeh)")
+        if "dashboard" not in self._client.scheduler_info().get("services", {}):
+            return ""
+        return str(self._client.dashboard_link) + (
+            "" if find_spec("bokeh") else " (empty without bokeh: pip install bokeh)"
+        )
 
     @property
     def threads(self) -> int:
@@ -179,31 +207,35 @@ class Cluster:
     def _each(self, does: Any, work: Any, tasks: Sequence[Any]) -> Iterator[tuple[Any, Any]]:
         """Each of *tasks* with what came of it: a result, or that its workers were killed."""
         from distributed import as_completed
-        from distributed.client import FutureCancelledError
-        from distributed.comm.core import CommClosedError
         from distributed.scheduler import KilledWorker
 
         waiting = iter(tasks)
         flying: dict[Any, Any] = {}
         done = as_completed()
+        gone = _gone()
         try:
             for _ in range(_AHEAD * self.threads):
                 self._send(does, work, waiting, flying, done)
             for future in done:
                 error = future.exception(timeout=_CONNECT_S)
                 if error is not None and not isinstance(error, KilledWorker):
+                    if future.status == "error":
+                        break  # of the work itself
                     raise error
                 task = flying.pop(future.key)
                 yield task, error if error is not None else future.result(timeout=_CONNECT_S)
                 future.release()
                 self._send(does, work, waiting, flying, done)
-        except (FutureCancelledError, CommClosedError, TimeoutError, OSError) as error:
-            if isinstance(error, MissingError):
-                raise
+            else:
+                return
+        except MissingError:
+            raise
+        except gone:
             raise MissingError(
                 f"the scheduler at {self._address} is gone; what is finished is kept, and the same command goes on "
                 "from there"
             ) from None
+        raise error
 
     def _send(self, does: Any, work: Any, waiting: Iterator[Any], flying: dict[Any, Any], done: Any) -> None:
         for task in waiting:

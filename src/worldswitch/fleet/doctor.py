@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from io import BytesIO
@@ -29,6 +30,8 @@ class SnapshotWork:
     """Judges one snapshot at a time; see :class:`worldswitch.fleet.pieces.Work`."""
 
     profile: str = Profile.DEFAULT.value
+    folder: str = ""
+    """Where relative paths begin; empty: where the worker is."""
 
     def rows(self, items: Sequence[Input]) -> list[Row]:
         """The row of each snapshot."""
@@ -40,14 +43,14 @@ class SnapshotWork:
         from worldswitch.host.snapshot import Snapshot
 
         try:
-            with as_file(item, LARGEST) as path:
+            with as_file(item, LARGEST, self.folder) as path:
                 host = gather(Snapshot(str(path)))
                 found = diagnose(host, Profile(self.profile))
         except (WorldswitchError, OSError, MemoryError, RecursionError) as error:
-            return self.lost(item, without_path(str(error), item.path))
+            return self.lost(item, without_path(str(error), os.path.join(self.folder, item.path)))  # noqa: PTH118
         return {
             "path": item.path,
-            "host": host.name,
+            "host": item.path if host.name == str(path) else host.name,
             "error": None,
             "release": host.release or None,
             "kernel": None if host.kernel is None else str(host.kernel),

@@ -24,29 +24,31 @@ def without_path(text: str, path: str) -> str:
 
 
 @contextmanager
-def as_file(one: Input, most: int) -> Iterator[Path]:
+def as_file(one: Input, most: int, folder: str = "") -> Iterator[Path]:
     """The path of *one*, or of a copy of it for as long as it is needed.
 
     Args:
         one: The input.
         most: The size at which it is too large, bytes.
+        folder: Where a relative path begins; a worker may have another folder than who asked.
 
     Raises:
         MissingError: It is gone, no file, or cannot be read.
         TraceFormatError: It is empty, or too large.
     """
     if REMOTE not in one.path:
-        _insist_on_file(one.path)
+        path = os.path.join(folder, one.path)  # noqa: PTH118
+        _insist_on_file(path)
         _insist_on_size(one, most)
-        yield Path(one.path)
+        yield Path(path)
         return
     _insist_on_size(one, most)
-    system, path = file_system(one.path)
+    system, remote = file_system(one.path)
     suffix = "".join(Path(one.path).suffixes[-2:])
-    with tempfile.TemporaryDirectory(prefix="wsw-fleet-") as folder:
-        copy = Path(folder) / f"input{suffix}"
+    with tempfile.TemporaryDirectory(prefix="wsw-fleet-") as passing:
+        copy = Path(passing) / f"input{suffix}"
         try:
-            system.get_file(path, str(copy))
+            system.get_file(remote, str(copy))
         except OSError as error:
             raise MissingError(f"{printable(one.path)}: {printable(error.strerror or str(error))}") from None
         yield copy

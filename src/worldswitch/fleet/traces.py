@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -46,6 +47,7 @@ class TraceWork:
         names: A regular expression of paths whose groups ``host`` and ``class`` name the trace's; empty: the file says
             the host, and the path is the host where it does not.
         largest: Bytes beyond which a trace is not read.
+        folder: Where relative paths begin; empty: where the worker is.
     """
 
     to: str | None = None
@@ -53,6 +55,7 @@ class TraceWork:
     settings: tuple[str, ...] = ()
     names: str = ""
     largest: int = LARGEST
+    folder: str = ""
 
     def parameters(self) -> dict[str, Any]:
         """What decides the rows, as JSON."""
@@ -66,10 +69,10 @@ class TraceWork:
 
     def _row(self, item: Input) -> Row:
         try:
-            with as_file(item, self.largest) as path:
+            with as_file(item, self.largest, self.folder) as path:
                 return self._read(item, str(path))
         except WorldswitchError as error:
-            return self.lost(item, without_path(str(error), item.path))
+            return self.lost(item, without_path(str(error), os.path.join(self.folder, item.path)))  # noqa: PTH118
         except (OSError, MemoryError, RecursionError) as error:
             return self.lost(item, f"{type(error).__name__}: {getattr(error, 'strerror', None) or error}")
 
