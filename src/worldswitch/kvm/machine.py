@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from worldswitch.errors import UsageError
 from worldswitch.kvm.guest_walk import Walk, walk
-from worldswitch.kvm.intercepts import exception_exit, violation_code, violation_exit
+from worldswitch.kvm.intercepts import exception_exit, violation_code
 from worldswitch.kvm.mmu_events import fault_begins, page_mapped
 from worldswitch.kvm.permissions import RSVD, P, U, W
 from worldswitch.kvm.policy import Mmu, Vendor
@@ -241,16 +241,16 @@ class Machine(Switch):
         self.mmu_calls += 1
         if not self.backing.exists(gfn):
             raise NotModelled(f"the guest reaches {gpa:#x}, where it has no memory; the model has no devices")
-        code = violation_code(self.policy, kind, table, linear)
-        reason = exception_exit(self.policy, PF)
-        if self.policy.tdp or reason is None:
-            self.exit(violation_exit(self.policy), code, 0 if self.policy.vendor is Vendor.INTEL else gpa)
+        if self.events is None:
+            self.exit(self.reaching)
+            mapped = self.tdp.map(gfn, fetch)
         else:
-            self.exit(reason, code, gpa)
-        self._page_fault_event(gpa, code)
+            code = violation_code(self.policy, kind, table, linear)
+            intel = self.policy.tdp and self.policy.vendor is Vendor.INTEL
+            self.exit(self.reaching, code, 0 if intel else gpa)
+            self._page_fault_event(gpa, code)
+            mapped = self._mapped(gfn, gpa, fetch, code) if self.policy.tdp else self.tdp.map(gfn, fetch)
         self.stats["pf_taken"] += 1
-        told = self.events is not None and self.policy.tdp
-        mapped = self._mapped(gfn, gpa, fetch, code) if told else self.tdp.map(gfn, fetch)
         self.stats["pf_fixed"] += 1
         if mapped.flushed:
             self.flush_all()
@@ -306,11 +306,9 @@ class Machine(Switch):
             GuestFault: It is the guest's own.
         """
         assert self.shadow is not None
-        reason = exception_exit(self.policy, PF)
-        assert reason is not None
         self.mmu_calls += 1
         vectoring, own = self.delivered and self._uninterrupted(), False
-        self.exit(reason, code, va)
+        self.exit(self.reaching, code, va)
         self._page_fault_event(va, code)
         self.stats["pf_taken"] += 1
         if self.retries is not None and vectoring:

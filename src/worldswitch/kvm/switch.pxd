@@ -42,6 +42,7 @@ cdef class Switch:
     cdef public bint ac, dr_given, emulating, injects_again, delivered
     cdef public dict msrs, judged
     cdef public object reasons, stats, userspace
+    cdef readonly object reaching
     cdef readonly list effects, events
     cdef readonly int asked
     cdef public Noted noted

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from worldswitch.kvm.control_registers import Flush, Outcome
 from worldswitch.kvm.effects import Effect
 from worldswitch.kvm.guest_walk import Walker
-from worldswitch.kvm.intercepts import Reason
+from worldswitch.kvm.intercepts import Reason, exception_exit, violation_exit
 from worldswitch.kvm.mmu_events import root_loaded
 from worldswitch.kvm.permissions import Permissions
 from worldswitch.kvm.policy import Policy
@@ -25,6 +25,7 @@ from worldswitch.kvm.vectoring import Retries, taken_for_vectoring
 from worldswitch.kvm.vm import Vm
 from worldswitch.x86.access import Controls, pdpte_reserved
 from worldswitch.x86.control import Registers
+from worldswitch.x86.exceptions import PAGE_FAULT
 from worldswitch.x86.paging import ADDRESS, PDPT, PRESENT
 from worldswitch.x86.registers import CR0, CR4, EFER, bit_mask
 from worldswitch.x86.tlb import Tlb
@@ -119,6 +120,7 @@ class Switch:
         userspace: Exits to userspace by KVM_EXIT name.
         events: Rows (event, fields) of the VM in order, None if they are not kept.
         rip: What events give as guest_rip.
+        reaching: The exit of an access to a frame that is not mapped.
         dr_given: The guest has the debug registers since the last exit.
         delivered: An event was delivered since the last exit, and *retries* asks whether.
         retries: Where KVM may take exits for those while an event is delivered: what comes of them.
@@ -156,6 +158,7 @@ class Switch:
         self.judged: dict[tuple[int, ...], tuple[Outcome, bool]] = {}
         self._answers: dict[object, Any] = {}
         self._permissions: Permissions | None = None
+        self.reaching = exception_exit(policy, PAGE_FAULT) or violation_exit(policy)
         self.flat = not vm.paging
         self.tdp = Tdp(policy, host, backing, vm.trees) if vm.pages is None else None
         self.shadow = None if vm.pages is None else Shadow(policy, host, backing, memory, self.walker, vm.pages)
