@@ -14,14 +14,14 @@ from worldswitch.errors import MissingError, UsageError, printable
 from worldswitch.units import parse_duration
 
 if TYPE_CHECKING:
-    from worldswitch.live.sampling import Sample, Source
+    from worldswitch.live.sampling import Source
 
 _LEAST = 0.05
 
 
 @click.command()
 @click.option("--interval", default="1s", metavar="DURATION", help="Time between samples.  [default: 1s]")
-@click.option("--vm", "vms", multiple=True, metavar="VM|PID", help="Only this VM, or those of this process.")
+@click.option("--vm", "vms", multiple=True, metavar="VM|PID|NAME", help="Only this VM, or those of this process.")
 @click.option("--trace", is_flag=True, help="Count exits by reason through tracefs, from the start.")
 @click.option("--once", is_flag=True, help="One interval, printed; needs no textual and no terminal.")
 @click.option("--prometheus", is_flag=True, help="With --once: OpenMetrics, for node_exporter's textfile collector.")
@@ -88,11 +88,11 @@ def _once(source: Source, seconds: float, vms: tuple[str, ...], trace: bool, as_
     try:
         if trace:
             source.trace(True)
-        before = _only(source.sample(), vms)
+        before = source.sample().only(vms)
         whole = [one.name for one in before.vms]
-        before = _only(source.sample(whole), vms)
+        before = source.sample(whole).only(vms)
         time.sleep(seconds)
-        rates = between(before, _only(source.sample(whole), vms))
+        rates = between(before, source.sample(whole).only(vms))
     finally:
         source.close()
     if vms and not rates.vms:
@@ -106,15 +106,6 @@ def _once(source: Source, seconds: float, vms: tuple[str, ...], trace: bool, as_
     if not rates.vms and rates.lacks:
         return 3
     return 0
-
-
-def _only(sample: Sample, vms: tuple[str, ...]) -> Sample:
-    """The sample with the VMs asked for."""
-    from dataclasses import replace
-
-    if not vms:
-        return sample
-    return replace(sample, vms=tuple(one for one in sample.vms if {one.name, str(one.pid)} & set(vms)))
 
 
 def _python(seconds: float, root: Path | None, trace: bool) -> str:

@@ -7,7 +7,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from rich.text import Text
 from textual.app import App, ComposeResult
@@ -18,7 +18,7 @@ from textual.widgets import Footer, Input, Static
 
 from worldswitch.cli import top_columns as columns
 from worldswitch.cli.top_columns import Row
-from worldswitch.cli.top_draw import chart, short
+from worldswitch.cli.top_draw import chart, counted, short
 from worldswitch.cli.top_grid import Grid
 from worldswitch.cli.top_record import Recorder
 from worldswitch.errors import MissingError, WorldswitchError, printable
@@ -30,6 +30,8 @@ KEPT = 300
 """Samples a chart goes back."""
 _FIRST = 0.5
 _ABOUT = 56
+_AROUND = 30
+"""Columns of the help that its explanations do not have: names, frame, scroll bar."""
 _VIEWS = {
     "vms": (columns.VM_COLUMNS, "exits", 2, "no VM runs here"),
     "vcpus": (columns.VCPU_COLUMNS, "exits", 2, "no vCPU can be told by itself here: see ! for what is missing"),
@@ -64,11 +66,12 @@ class Help(ModalScreen[None]):
     def compose(self) -> ComposeResult:
         """See textual."""
         text = Text()
+        about_width = max(12, min(_ABOUT, self.app.size.width - _AROUND))
         for title, lines in _HELP.items():
             text.append(f"{title}\n", style="bold #7fc8ff")
             for name, about in lines:
                 text.append(f"  {name:<15} ", style="bold")
-                text.append(textwrap.fill(about, _ABOUT).replace("\n", "\n" + " " * 18) + "\n")
+                text.append(textwrap.fill(about, about_width).replace("\n", "\n" + " " * 18) + "\n")
             text.append("\n")
         yield VerticalScroll(Static(text), id="box")
 
@@ -140,9 +143,10 @@ class Detail(Screen[None]):
             return
         for name, rate in vm.rates.items():
             self.counters.setdefault(name, deque(maxlen=columns.HISTORY)).append(rate)
-        many = "" if vm.vcpu_count is None else f", {vm.vcpu_count} vCPU{'' if vm.vcpu_count == 1 else 's'}"
+        many = "" if vm.vcpu_count is None else f", {counted(vm.vcpu_count, 'vCPU')}"
         told = "reasons traced" if vm.traced else "reasons as far as statistics tell; t traces"
-        line = Text(f"VM {vm.name}", style="bold #7fc8ff")
+        line = Text()
+        line.append(f"VM {vm.name}", style="bold #7fc8ff")
         line.append(f"  {vm.process} ({vm.pid}){many}  ", style="")
         line.append(f"{short(vm.rates.get('exits', 0.0))} exits/s", style="bold")
         line.append(f"  {told}", style="#8894a0")
@@ -152,7 +156,9 @@ class Detail(Screen[None]):
         self.query_one("#reasons", Grid).show(list(columns.reason_rows(one)))
         vcpus = list(columns.vcpu_rows(one))
         self.query_one("#vcpus", Grid).show(vcpus)
-        self.query_one("#vcpus").display = bool(vcpus) or self.app.size.height >= 40
+        apart = bool(vcpus) or self.app.size.height >= 40
+        self.query_one("#vcpus").display = apart
+        self.query_one("#reasons").set_class(not apart, "alone")
         self.query_one("#counters", Grid).show(list(columns.counter_rows(vm, self.counters)))
 
 
@@ -180,6 +186,8 @@ class Top(App[None]):
     #reasons { height: auto; max-height: 60%; margin-bottom: 1; } #vcpus { height: 1fr; }
     Screen.-narrow #tables { layout: vertical; }
     Screen.-narrow #left { width: 100%; height: 50%; } Screen.-narrow #counters { width: 100%; }
+    Screen.-narrow #reasons.alone { max-height: 100%; }
+    Screen.-short #chart { height: 4; }
     Screen.-low #chart { display: none; }
     Help, Missing { align: center middle; }
     #box { width: 84; max-width: 96%; height: auto; max-height: 90%; padding: 1 2; background: #1d2a38;
@@ -259,9 +267,7 @@ class Top(App[None]):
 
     def take(self, sample: Sample) -> None:
         """A new sample: what is paused is only the drawing."""
-        if self.only:
-            vms = tuple(one for one in sample.vms if {one.name, str(one.pid), one.process} & set(self.only))
-            sample = Sample(sample.at_ns, vms, sample.lacks, sample.traced)
+        sample = sample.only(self.only)
         rates = between(self._before, sample)
         first, self._before = self._before is None, sample
         for vm in rates.vms:
@@ -311,7 +317,7 @@ class Top(App[None]):
         vcpus = sum(vm.vcpu_count or 0 for vm in rates.vms)
         parts: list[tuple[str, str]] = [
             ("wsw top", "bold #7fc8ff"),
-            (f"{len(rates.vms)} VMs, {vcpus} vCPUs", ""),
+            (f"{counted(len(rates.vms), 'VM')}, {counted(vcpus, 'vCPU')}", ""),
         ]
         if self.paused:
             parts.append(("PAUSED", "bold #101820 on #ffc857"))
@@ -340,9 +346,13 @@ class Top(App[None]):
     def on_resize(self) -> None:
         """Leave out what a small terminal has no room for."""
         for screen in self.screen_stack:
-            screen.set_class(self.size.width < 140, "-narrow")
-            screen.set_class(self.size.height < 20, "-low")
+            self._fit(screen)
         self.call_after_refresh(self.draw)
+
+    def _fit(self, screen: Screen[Any]) -> None:
+        screen.set_class(self.size.width < 140, "-narrow")
+        screen.set_class(self.size.height < 30, "-short")
+        screen.set_class(self.size.height < 20, "-low")
 
     def on_screen_resume(self) -> None:
         """Draw what has changed meanwhile."""
@@ -368,8 +378,7 @@ class Top(App[None]):
             name = str(row.values["most"]) if row and row.values["most"] else ""
         if any(vm.name == name for vm in self.rates.vms):
             screen = Detail(name)
-            screen.set_class(self.size.width < 140, "-narrow")
-            screen.set_class(self.size.height < 20, "-low")
+            self._fit(screen)
             self.push_screen(screen)
             self._again.set()
 

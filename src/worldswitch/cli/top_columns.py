@@ -9,7 +9,7 @@ from typing import NamedTuple
 from worldswitch.cli.top_draw import bar, short, short_bytes, sparkline
 from worldswitch.live.rates import Rates, VmRates
 
-Value = float | str | None
+Value = float | str | tuple[float, ...] | None
 QUIET, PLAIN, GOOD, WARN, BAD, NAME, BARS = "dim", "", "green", "yellow", "bold red", "cyan", "#5b93c4"
 _PAGE, _HUGE = 4096, 512
 _HISTORY, _BAR = 12, 18
@@ -54,6 +54,8 @@ class Column:
             text = value if len(value) <= self.width else value[: self.width - 1] + "…"
             style = NAME if self.key in _NAMES else BARS if self.title == "" else PLAIN
             return (text.ljust(self.width) if self.left else text.rjust(self.width)), style
+        if isinstance(value, tuple):
+            return sparkline(value, self.width), BARS
         style = self.style(value, row) if self.style else PLAIN
         text = self.write(value)[: self.width]
         if text == "0":
@@ -135,7 +137,7 @@ REASON_COLUMNS = (
     Column("most", "most in", 13, "the VM with the most of them", True),
 )
 COUNTER_COLUMNS = (
-    Column("counter", "statistic", 30, "KVM's name", True),
+    Column("counter", "statistic", 28, "KVM's name", True),
     Column("rate", "per second", 11, "how often a second"),
     Column("total", "total", 8, "since the VM began, or its value if it is a state"),
     Column("history", "", 30, "the last samples", True),
@@ -158,7 +160,7 @@ def _vm_values(vm: VmRates, history: Sequence[float]) -> dict[str, Value]:
         "vm": vm.name,
         "process": vm.process,
         "vcpus": None if vm.vcpu_count is None else float(vm.vcpu_count),
-        "history": sparkline(history, _HISTORY),
+        "history": tuple(history)[-_HISTORY:],
         **_common(vm.rates),
         "mapped": None if pages is None else float(pages * _PAGE),
         "huge": 100.0 * large / pages if pages else None,
@@ -231,7 +233,7 @@ def counter_rows(vm: VmRates, history: Mapping[str, Sequence[float]]) -> Iterato
     for name, total in vm.totals.items():
         yield Row(name, {
             "counter": name, "rate": vm.rates.get(name), "total": float(total),
-            "history": sparkline(history.get(name, ()), HISTORY),
+            "history": tuple(history.get(name, ())),
         })  # fmt: skip
     for name, value in vm.states.items():
         yield Row(name, {"counter": name, "rate": None, "total": float(value), "history": ""})
@@ -267,7 +269,7 @@ def matching(rows: Sequence[Row], words: str) -> list[Row]:
 
 
 def _texts(row: Row) -> list[str]:
-    return [value.lower() for key, value in row.values.items() if isinstance(value, str) and key != "history"]
+    return [value.lower() for key, value in row.values.items() if isinstance(value, str) and key != "bar"]
 
 
 def _float(value: int | None) -> float | None:

@@ -7,6 +7,11 @@ from collections.abc import Sequence
 EIGHTHS = " ▁▂▃▄▅▆▇█"
 
 
+def counted(number: int, what: str) -> str:
+    """``1 VM``, ``3 VMs``."""
+    return f"{number} {what}{'' if number == 1 else 's'}"
+
+
 def short(value: float) -> str:
     """A rate or count in at most six columns, with three digits or more: ``3.2``, ``1,234``, ``45.6k``, ``1.23M``."""
     size = abs(value)

@@ -112,12 +112,18 @@ class Grid(Widget, can_focus=True):
         row = self.rows[place]
         styles = _HERE if row.key == self.cursor and self.has_focus else _STYLES
         segments, used = [], 0
+        said, like = "", ""
         for column in self._seen:
             text, name = column.cell(row)
             if row.new and column.key == self.columns[0].key:
                 name = "green"
-            segments.append(Segment(text + " ", styles[name]))
+            # Neighbours that look alike are one piece, which textual handles much faster.
+            if name != like and said:
+                segments.append(Segment(said, styles[like]))
+                said = ""
+            said, like = f"{said}{text} ", name
             used += column.width + 1
+        segments.append(Segment(said, styles[like]))
         return Strip(segments, used).adjust_cell_length(width, styles[""])
 
     def _heading(self, width: int) -> Strip:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from worldswitch.cli import top_columns as columns
-from worldswitch.cli.top_draw import short
+from worldswitch.cli.top_draw import counted, short
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -27,10 +27,10 @@ def text(rates: Rates) -> str:
         column for column in chosen if column.key == "vm" or any(row.values.get(column.key) is not None for row in rows)
     ]
     cells = [[_cell(column, row) for column in there] for row in rows]
-    title = f"{len(rows)} VMs over {rates.seconds:.2f} s"
+    title = f"{counted(len(rows), 'VM')} over {rates.seconds:.2f} s"
     left = [column.title for column in there if column.left]
     if not rows:
-        return "no VM runs here\n"
+        return "no VM can be seen here\n" if rates.lacks else "no VM runs here\n"
     parts = [table([column.title for column in there], cells, title, left)]
     reasons = columns.ordered(columns.reason_rows(rates), "exits", True)[:_REASONS]
     if reasons:
@@ -48,6 +48,7 @@ def _number(row: columns.Row, key: str) -> float:
 
 def _cell(column: columns.Column, row: columns.Row) -> str | None:
     value = row.values.get(column.key)
+    assert not isinstance(value, tuple)
     return column.write(value) if isinstance(value, float) else value
 
 

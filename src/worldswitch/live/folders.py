@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import time
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
@@ -185,7 +186,7 @@ class Folders:
                 continue
         self._files = tuple((name, RENAMED.get(name, name)) for name in readable)
         self._some = None
-        self.lacks = (_closed(closed, readable),) if closed else ()
+        self.lacks = (_closed(closed, readable, self._root),) if closed else ()
 
     def _drop(self, keys: Collection[tuple[str, int]]) -> None:
         for key in keys:
@@ -238,12 +239,18 @@ def _no_folder(error: OSError, root: Path) -> Lack:
     return Lack(what, f"/{DEBUGFS} is not there ({error.strerror})", "a kernel with CONFIG_DEBUG_FS has it")
 
 
-def _closed(closed: Collection[str], readable: Collection[str]) -> Lack:
+def _closed(closed: Collection[str], readable: Collection[str], root: Path) -> Lack:
     """Root, and still refused: debugfs_locked_down (fs/debugfs/file.c) opens no file whose mode lets it be written."""
     states = ", ".join(sorted(INSTANTS.intersection(readable))[:4]) or "nothing"
+    level = re.search(r"\[(integrity|confidentiality)\]", read(root / "sys/kernel/security/lockdown") or "")
+    why = (
+        f"kernel lockdown ({level[1]}) opens no file of debugfs that could be written"
+        if level
+        else "opening them was refused (EPERM), as kernels under lockdown do"
+    )
     return Lack(
         f"{len(closed)} of KVM's counters in debugfs",
-        f"kernel lockdown opens no file of debugfs that could be written, which leaves {states}",
+        f"{why}, which leaves {states}",
         "boot without lockdown (it comes with Secure Boot), or use a VMM that keeps KVM's statistics open, "
         "such as QEMU 8.1 or newer",
     )

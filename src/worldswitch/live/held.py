@@ -71,6 +71,8 @@ class HeldStatistics:
         self._copies: dict[int, list[_Copy]] = {}
         self.refused: set[int] = set()
         """Processes that hold such files, which this user may not duplicate."""
+        self.several: set[int] = set()
+        """Processes that hold such files and have several VMs."""
 
     def look(self, pid: int) -> None:
         """Find the files a process holds; nothing where it has several VMs, for its files do not say of which."""
@@ -79,7 +81,10 @@ class HeldStatistics:
             return
         targets = _links(pid)
         ours = [(fd, target) for fd, target in targets.items() if target.startswith((_VM, _VCPU))]
-        if not ours or sum(target == _OWNER for target in targets.values()) > 1:
+        if not ours:
+            return
+        if sum(target == _OWNER for target in targets.values()) > 1:
+            self.several.add(pid)
             return
         try:
             pidfd = os.pidfd_open(pid)
@@ -121,6 +126,7 @@ class HeldStatistics:
     def forget(self, pid: int) -> None:
         """Close what was of this process."""
         self.refused.discard(pid)
+        self.several.discard(pid)
         for copy in self._copies.pop(pid, ()):
             copy.close()
 
@@ -129,6 +135,7 @@ class HeldStatistics:
         for pid in set(self._copies) - pids:
             self.forget(pid)
         self.refused &= pids
+        self.several &= pids
 
     def close(self) -> None:
         """Close everything."""

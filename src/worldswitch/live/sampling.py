@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
 
@@ -41,6 +41,13 @@ class Sample:
     vms: tuple[Reading, ...] = ()
     lacks: tuple[Lack, ...] = field(default=())
     traced: bool = False
+
+    def only(self, names: Collection[str]) -> Sample:
+        """The sample with the VMs of these names, process ids or process names; all where none is given."""
+        if not names:
+            return self
+        wanted = set(names)
+        return replace(self, vms=tuple(one for one in self.vms if {one.name, str(one.pid), one.process} & wanted))
 
 
 class Source(Protocol):
@@ -87,6 +94,8 @@ class Host:
             lacks = []
         if self._held.refused:
             lacks.append(_refused(self._held.refused))
+        if self._held.several:
+            lacks.append(_several(self._held.several))
         if self._histogram is not None:
             readings, more = _with_reasons(readings, self._histogram, self._root)
             lacks += more
@@ -159,11 +168,13 @@ def _with_reasons(readings: list[Reading], histogram: ExitHistogram, root: Path)
         reasons[place] = reasons.get(place, 0) + count
     lacks = []
     if several:
-        listed = ", ".join(map(str, sorted(several)[:4]))
         lacks.append(
-            Lack(f"exits by reason of process {listed}", "it has several VMs, and a thread does not say whose it is",
-                 "wsw record and wsw analyze tell them by the order of events")
-        )  # fmt: skip
+            Lack(
+                f"exits by reason of process {_listed(several)}",
+                "it has several VMs, and a thread does not say whose it is",
+                "wsw record and wsw analyze tell them by the order of events",
+            )
+        )
     if histogram.dropped:
         lacks.append(Lack(f"{histogram.dropped:,} exits by reason", "the kernel's histogram is full", "press t twice"))
     exits = sum(reading.counters.get("exits", 0) for reading in readings)
@@ -187,10 +198,21 @@ def _pid(key: Key, known: set[int], root: Path) -> int:
     return key.thread if key.thread in known else process_of(key.thread, root)
 
 
-def _refused(pids: Collection[int]) -> Lack:
-    listed = ", ".join(map(str, sorted(pids)[:4])) + (" ..." if len(pids) > 4 else "")
+def _listed(pids: Collection[int]) -> str:
+    return ", ".join(map(str, sorted(pids)[:4])) + (" ..." if len(pids) > 4 else "")
+
+
+def _several(pids: Collection[int]) -> Lack:
     return Lack(
-        f"vCPUs one by one of process {listed}",
+        f"vCPUs one by one of process {_listed(pids)}",
+        "it has several VMs, and the statistics files it holds open do not say of which they are",
+        "the sums of each VM are in debugfs (root)",
+    )
+
+
+def _refused(pids: Collection[int]) -> Lack:
+    return Lack(
+        f"vCPUs one by one of process {_listed(pids)}",
         "this user may not duplicate the statistics files it holds open",
         "run as root, or set kernel.yama.ptrace_scope to 0 for processes of one's own",
     )
