@@ -28,6 +28,14 @@ def test_lab(worldswitch):
     worldswitch.assert_no_exits("cr0-wp", on="lab", kernel="6.12")
 """
 
+KVM = """
+def test_holds(worldswitch):
+    worldswitch.assert_exits("io", {"all": 1}, on="kvm", n=20)
+
+def test_breaks(worldswitch):
+    worldswitch.assert_no_exits("io", on="kvm", n=20)
+"""
+
 
 def run(pytester: pytest.Pytester, text: str, *words: str) -> pytest.RunResult:
     pytester.makepyfile(text)
@@ -43,6 +51,14 @@ def test_a_failure_is_a_message_without_a_traceback(pytester: pytest.Pytester) -
     done.assert_outcomes(failed=1)
     done.stdout.fnmatch_lines(["*CR_ACCESS  seen 2, at most 0", "*because of cr0-wp-owned*"])
     done.stdout.no_fnmatch_line("*budget/check.py*")
+
+
+@pytest.mark.needs("kvm")
+def test_budgets_are_held_against_this_hosts_kvm(pytester: pytest.Pytester) -> None:
+    """A port access leaves the guest once on every KVM."""
+    done = run(pytester, KVM)
+    done.assert_outcomes(passed=1, failed=1)
+    done.stdout.fnmatch_lines(["*test_breaks*", "*all  seen 1, at most 0"])
 
 
 def test_a_missing_machine_skips_with_the_reason(pytester: pytest.Pytester, monkeypatch, tmp_path) -> None:

@@ -72,9 +72,15 @@ def test_exits_without_a_reason_leave_a_budget_untold(monkeypatch: pytest.Monkey
 
 @pytest.mark.needs("kvm")
 def test_this_hosts_kvm_is_counted() -> None:
-    # One at most: a software KVM answers CPUID without leaving the guest.
-    found = assert_exits("cpuid", {"all": 1}, on="kvm", n=20)
-    assert (found.on, found.n) == ("kvm", 20)
+    """A port access leaves the guest once, on hardware and on a software KVM alike: nobody but userspace has the port."""
+    found = assert_exits("io", {"all": 1}, on="kvm", n=20)
+    assert (found.on, found.n, found.total) == ("kvm", 20, 1)
+
+
+@pytest.mark.needs("kvm")
+def test_this_hosts_kvm_breaks_a_budget() -> None:
+    with pytest.raises(AssertionError, match=r"all +seen 1, at most 0"):
+        assert_no_exits("io", on="kvm", n=20)
 
 
 def test_a_kernel_that_is_not_fetched_is_missing(monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:
