@@ -72,7 +72,7 @@ def test_exits_without_a_reason_leave_a_budget_untold(monkeypatch: pytest.Monkey
 
 @pytest.mark.needs("kvm")
 def test_this_hosts_kvm_is_counted() -> None:
-    """A port access leaves the guest once, on hardware and on a software KVM alike: nobody but userspace has the port."""
+    """A port access leaves the guest once on every KVM: only userspace has the port."""
     found = assert_exits("io", {"all": 1}, on="kvm", n=20)
     assert (found.on, found.n, found.total) == ("kvm", 20, 1)
 
