@@ -20,7 +20,7 @@ from worldswitch.kvm.backing import Backing, Slot
 from worldswitch.kvm.execute import Guest
 from worldswitch.kvm.host import Host
 from worldswitch.kvm.intercepts import Reason
-from worldswitch.kvm.machine import INSTANTS, Machine
+from worldswitch.kvm.machine import INSTANTS, GuestFault, Machine, NotModelled
 from worldswitch.kvm.offers import offers, why_not
 from worldswitch.kvm.policy import Policy
 from worldswitch.kvm.recurrence import repeat
@@ -133,6 +133,11 @@ def run(
         run.finish()
     except Ended as error:
         return _result(guests, vm, n, 0, str(error))
+    except GuestFault as fault:
+        raise NotModelled(
+            f"{program.name}: vector {fault.vector} (error code {fault.code:#x}, address {fault.cr2:#x}) comes where no "
+            "handler can be reached, which is a double fault, or outside of any operation"
+        ) from None
     return _result(guests, vm, n, executed)
 
 
