@@ -135,8 +135,8 @@ def run(
         return _result(guests, vm, n, 0, str(error))
     except GuestFault as fault:
         raise NotModelled(
-            f"{program.name}: vector {fault.vector} (error code {fault.code:#x}, address {fault.cr2:#x}) comes where no "
-            "handler can be reached, which is a double fault, or outside of any operation"
+            f"{program.name}: vector {fault.vector} (error code {fault.code:#x}, address {fault.cr2:#x}) comes where "
+            "no handler can be reached, which is a double fault, or outside of any operation"
         ) from None
     return _result(guests, vm, n, executed)
 
