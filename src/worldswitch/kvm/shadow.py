@@ -118,7 +118,10 @@ class Shadow:
     def fault(self, va: int, code: int) -> tuple[str, int]:
         """Answer a page fault of the processor: what came of it, and the error code of a fault of the guest's own."""
         walker = self._walker()
-        found = walk(self._memory, walker, va, code & (W | U | F))
+        if self.pages.trace is None:
+            found = walk(self._memory, walker, va, code & (W | U | F))
+        else:
+            found = self.pages.trace.walk(self._memory, walker, va, code)
         if not isinstance(found, Walk):
             return INVALID, found
         if code & P and code & W and self.pages.tracked(found.gfn):
@@ -139,6 +142,8 @@ class Shadow:
         disallowed = bool(code & F) and self._nx
         whole = not small and level > 1 and self._backing.large(found.gfn) and not self.pages.forbids_large(found.gfn)
         goal = 2 if whole and not disallowed else 1
+        if self.pages.trace is not None:
+            self.pages.trace.requested(va, found, goal)
         while page.level > goal:
             index = index_of(va, page.level)
             page.floods = 0
@@ -200,6 +205,8 @@ class Shadow:
         outcome = EMULATE if protected and code & W else FIXED
         if same and outcome == FIXED:
             return SPURIOUS
+        if self.pages.trace is not None and not (same and self._policy.has("shadow-protected-map-keeps-tlb")):
+            self.pages.trace.mapped(gfn, level, rights)
         self._prefetch(page, index)
         return outcome
 
@@ -257,7 +264,10 @@ class Shadow:
 
     def _map_ahead(self, page: Page, index: int, gfn: int, rights: int) -> None:
         rights, _ = self._granted(page, index, gfn, rights, prefetch=True)
-        self.pages.set_leaf(page, index, Leaf(gfn, rights, dirty=bool(rights & W_RIGHT)))
+        leaf = Leaf(gfn, rights, dirty=bool(rights & W_RIGHT))
+        self.pages.set_leaf(page, index, leaf)
+        if self.pages.trace is not None:
+            self.pages.trace.mapped(gfn, page.level, rights)
 
     # ---- INVLPG
 

@@ -10,7 +10,7 @@ cdef class Pages:
     cdef object _policy
     cdef Memory _memory
     cdef dict _gfns, _maps, _tracked, _oldest
-    cdef readonly object controls, flush, request, counts
+    cdef readonly object controls, flush, request, counts, trace
     cdef readonly int stale, most
 
     @cython.locals(page=Page)

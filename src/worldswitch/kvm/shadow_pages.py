@@ -16,6 +16,7 @@ from worldswitch.kvm.permissions import W_RIGHT
 from worldswitch.kvm.policy import Policy
 from worldswitch.kvm.roles import PageRole
 from worldswitch.kvm.rules import rule
+from worldswitch.kvm.shadow_events import ShadowTrace
 from worldswitch.kvm.shadow_table import Leaf, Page
 from worldswitch.x86.access import Controls, reserved_bits
 from worldswitch.x86.memory import Memory
@@ -36,6 +37,7 @@ class Pages:
         controls: Gives the processor's bits of the moment: reserved bits of guest entries.
         flush: Called where KVM has all vCPUs flush.
         request: Called with what is to be done before the next entry: current and sync, by this vCPU; reload, by all.
+        trace: Told what KVM says; None where no events are kept.
 
     Attributes:
         counts: The VM statistics of the shadow MMU by KVM's names.
@@ -45,7 +47,7 @@ class Pages:
 
     __slots__ = (
         "_gfns", "_maps", "_memory", "_oldest", "_policy", "_tracked", "controls", "counts", "flush", "most", "request",
-        "stale",
+        "stale", "trace",
     )  # fmt: skip
 
     def __init__(
@@ -55,8 +57,9 @@ class Pages:
         controls: Callable[[], Controls],
         flush: Callable[[], None],
         request: Callable[[str], None],
+        trace: ShadowTrace | None = None,
     ) -> None:
-        self._policy, self._memory = policy, memory
+        self._policy, self._memory, self.trace = policy, memory, trace
         self.controls, self.flush, self.request = controls, flush, request
         self._gfns: dict[int, list[Page]] = {}
         self._maps: dict[int, set[tuple[Page, int]]] = {}
@@ -101,6 +104,8 @@ class Pages:
                 self.flush()
             if role.level > 1 and stale and not self._policy.has("shadow-upper-zaps-unsync"):
                 self._sync_all([one for one in stale if one.valid])
+        if self.trace is not None:
+            self.trace.got(page, True)
         return page
 
     def _use(self, page: Page) -> None:
@@ -109,6 +114,8 @@ class Pages:
         if old and self.out_of_step(page):
             self.request("sync")
         page.floods = 0
+        if self.trace is not None:
+            self.trace.got(page, False)
 
     def _sync_found(self, page: Page) -> bool:
         """Bring a page in step that stays unsync, for the guest may go on writing; False if that zapped it."""
@@ -225,6 +232,8 @@ class Pages:
             self.request("current")
 
     def _in_step(self, page: Page) -> None:
+        if self.trace is not None:
+            self.trace.says("kvm_mmu_sync_page", page)
         page.unsync = False
         self.stale -= 1
         self.counts["mmu_unsync"] = self.stale
@@ -268,6 +277,8 @@ class Pages:
 
     def mark_unsync(self, page: Page) -> None:
         """Let the guest write the table freely from now on."""
+        if self.trace is not None:
+            self.trace.says("kvm_mmu_unsync_page", page)
         page.unsync = True
         self.stale += 1
         self.counts["mmu_unsync"] = self.stale
@@ -278,6 +289,8 @@ class Pages:
         """Take a page out of use, and unsync pages under it with it (mmu.c, kvm_mmu_prepare_zap_page)."""
         if not page.valid:
             return
+        if self.trace is not None:
+            self.trace.says("kvm_mmu_prepare_zap_page", page)
         page.valid = False
         self.counts["mmu_shadow_zapped"] += 1
         self.counts["mmu_shadow_pages"] -= 1

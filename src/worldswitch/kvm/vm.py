@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from worldswitch.kvm.backing import Backing
 from worldswitch.kvm.host import Host
 from worldswitch.kvm.policy import Policy
+from worldswitch.kvm.shadow_events import ShadowTrace
 from worldswitch.kvm.shadow_pages import Pages
 from worldswitch.kvm.tdp import Trees
 from worldswitch.x86.memory import Memory
@@ -51,7 +52,14 @@ class Vm:
         self.pages = (
             None
             if policy.tdp or not paging
-            else Pages(policy, memory, lambda: self._now().controls, lambda: self._now().flush_all(), self.request)
+            else Pages(
+                policy,
+                memory,
+                lambda: self._now().controls,
+                lambda: self._now().flush_all(),
+                self.request,
+                None if self.events is None else ShadowTrace(policy, self.events),
+            )
         )
 
     def add(self, vcpu: Switch) -> int:
