@@ -6,7 +6,7 @@ import pytest
 
 from worldswitch.conform.batch import Rig
 from worldswitch.conform.named import Named, explained, named
-from worldswitch.conform.seen import not_compared
+from worldswitch.conform.seen import differences, not_compared
 from worldswitch.conform.session import Plan, conform, expect_without
 from worldswitch.guest.assemble import assemble
 from worldswitch.guest.toml import loads
@@ -16,6 +16,7 @@ from worldswitch.lab.emulator import emulator
 from worldswitch.lab.machine import Machine
 
 FEW = 10
+RUNS = 5
 
 
 def _machine(line: str, cpu: str, mmu: str) -> Machine:
@@ -52,7 +53,11 @@ def test_a_named_difference_is_still_seen_in_its_program(one: Named) -> None:
     program, version = loads(one.program), machine.kernel.version
     policy, image = Policy.of(version, cpu, mmu, []), assemble(program)
 
-    (ran,) = Rig(machine, lambda _: None).run([image])
-    (real,) = ran.runs
-    expect = expect_without(program, policy, image, real)
-    assert explained(expect, real, not_compared(program), (version, cpu, mmu)) == one.id
+    # A host's interrupt in the wrong moment takes a difference away from one run.
+    (ran,) = Rig(machine, lambda _: None).run([image], RUNS)
+    ignored, names = not_compared(program), set()
+    for real in ran.runs:
+        expect = expect_without(program, policy, image, real)
+        if differences(expect(frozenset()), real, ignored):
+            names.add(explained(expect, real, ignored, (version, cpu, mmu)))
+    assert names == {one.id}
