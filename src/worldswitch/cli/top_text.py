@@ -14,23 +14,28 @@ if TYPE_CHECKING:
     from worldswitch.record.openmetrics import Family
 
 _SHOWN = ("vm", "process", "vcpus", "exits", "faults", "io", "mmio", "halt", "irq", "poll", "mapped", "huge", "nx")
+_SPARED = ("irq", "io", "mapped", "vcpus", "nx")
+"""Columns left out, one after the other, where all are too wide together."""
 _REASONS = 12
 
 
 def text(rates: Rates) -> str:
     """The VMs by their exits, and the exits by reason."""
-    from worldswitch.report.tables import table
+    from worldswitch.report.tables import WIDTH, table
 
+    if not rates.vms:
+        return "no VM can be seen here\n" if rates.lacks else "no VM runs here\n"
     chosen = [column for column in columns.VM_COLUMNS if column.key in _SHOWN]
     rows = columns.ordered(columns.vm_rows(rates, {}), "exits", True)
     there = [
         column for column in chosen if column.key == "vm" or any(row.values.get(column.key) is not None for row in rows)
     ]
+    for key in _SPARED:
+        if _width(there, rows) > WIDTH:
+            there = [column for column in there if column.key != key]
     cells = [[_cell(column, row) for column in there] for row in rows]
     title = f"{counted(len(rows), 'VM')} over {rates.seconds:.2f} s"
     left = [column.title for column in there if column.left]
-    if not rows:
-        return "no VM can be seen here\n" if rates.lacks else "no VM runs here\n"
     parts = [table([column.title for column in there], cells, title, left)]
     reasons = columns.ordered(columns.reason_rows(rates), "exits", True)[:_REASONS]
     if reasons:
@@ -38,6 +43,11 @@ def text(rates: Rates) -> str:
         lines = [(row.values["reason"], short(_number(row, "exits")), f"{row.values['share']:.1f}%") for row in reasons]
         parts.append(table(("reason", "exits/s", "share"), lines, f"Exits by reason, {how}", ("reason",)))
     return "\n".join(parts)
+
+
+def _width(shown: list[columns.Column], rows: list[columns.Row]) -> int:
+    """Columns of the terminal that the table takes."""
+    return sum(max(len(column.title), *(len(_cell(column, row) or "-") for row in rows)) + 2 for column in shown) - 2
 
 
 def _number(row: columns.Row, key: str) -> float:
