@@ -96,7 +96,7 @@ def _failed(value: float, _row: Row) -> str:
 
 
 VM_COLUMNS = (
-    Column("vm", "VM", 13, "KVM's name: the thread that made it, and its file descriptor", True),
+    Column("vm", "VM", 12, "KVM's name: the thread that made it, and its file descriptor", True),
     Column("process", "process", 11, "the VMM's name", True),
     Column("vcpus", "vCPU", 5, "how many vCPUs it has", write=lambda value: f"{value:.0f}"),
     Column("exits", "exits/s", 8, "exits a second"),

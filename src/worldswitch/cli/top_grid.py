@@ -90,7 +90,11 @@ class Grid(Widget, can_focus=True):
         """The columns that fit, the fixed ones first."""
         room = self.size.width
         found: list[Column] = []
-        for column in (*self.columns[: self.fixed], *self.columns[self.fixed + self.aside :]):
+        wanted = (*self.columns[: self.fixed], *self.columns[self.fixed + self.aside :])
+        if sum(column.width + 1 for column in wanted) - 1 > room:
+            # For the sign that there are more.
+            room -= 1
+        for column in wanted:
             if found and room < column.width:
                 break
             found.append(column)
