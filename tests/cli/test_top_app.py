@@ -176,6 +176,16 @@ def test_enter_shows_one_vm_with_every_statistic(drive) -> None:
     drive(steps)
 
 
+def test_a_sample_that_comes_while_a_screen_opens_waits_for_it(drive) -> None:
+    async def steps(screen: Screen) -> None:
+        screen.app.push_screen(Detail("11-11"))
+        screen.app.draw()
+        await screen.step()
+        assert "VM 11-11" in screen.text("#title")
+
+    drive(steps)
+
+
 def test_a_vm_that_ends_while_it_is_shown_is_said_to_have_ended(drive) -> None:
     async def steps(screen: Screen) -> None:
         await screen.press("enter")

@@ -56,8 +56,7 @@ def top(
     if root is not None and not root.is_dir():
         raise MissingError(f"--root {printable(str(root))!r} is no folder")
     if not once:
-        _live(seconds, vms, trace, root)
-        return 0
+        return _live(seconds, vms, trace, root)
     return _once(_source(root), seconds, vms, trace, as_json, prometheus)
 
 
@@ -67,7 +66,7 @@ def _source(root: Path | None) -> Source:
     return Host() if root is None else Host(root)
 
 
-def _live(seconds: float, vms: tuple[str, ...], trace: bool, root: Path | None) -> None:
+def _live(seconds: float, vms: tuple[str, ...], trace: bool, root: Path | None) -> int:
     try:
         from worldswitch.cli.top_app import Top
     except ModuleNotFoundError as error:
@@ -78,7 +77,9 @@ def _live(seconds: float, vms: tuple[str, ...], trace: bool, root: Path | None) 
         ) from None
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise MissingError("wsw top draws on a terminal, and this is none; --once prints one interval")
-    Top(_source(root), seconds, vms, trace).run()
+    app = Top(_source(root), seconds, vms, trace)
+    app.run()
+    return app.return_code or 0
 
 
 def _once(source: Source, seconds: float, vms: tuple[str, ...], trace: bool, as_json: bool, prometheus: bool) -> int:

@@ -30,6 +30,8 @@ KEPT = 300
 """Samples a chart goes back."""
 _FIRST = 0.5
 _ABOUT = 56
+_TABLES = 3
+"""Those of one VM."""
 _AROUND = 30
 """Columns of the help that its explanations do not have: names, frame, scroll bar."""
 _VIEWS = {
@@ -283,7 +285,8 @@ class Top(App[None]):
 
     def draw(self) -> None:
         """Draw what is seen."""
-        if isinstance(self.screen, Detail):
+        # A sample may come between the opening of a screen and its first widgets.
+        if isinstance(self.screen, Detail) and len(self.screen.query(Grid)) == _TABLES:
             vm = next((one for one in self.rates.vms if one.name == self.screen.vm), None)
             self.screen.show(vm, self._history.get(self.screen.vm, deque()))
         base = self.screen_stack[0]
