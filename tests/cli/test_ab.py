@@ -196,3 +196,19 @@ def test_options_that_nothing_would_heed_are_refused(words: tuple[str, ...], why
 def test_repeat_is_heeded_by_create_vm_on_the_model() -> None:
     words = ("create-vm", "--on", "model", "--kernel", "6.1", "--burst", "2", "--repeat", "3", "--json")
     assert json.loads(run(*words)[1])["results"][0]["n"] == 6
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (("--junit", "/"), "give --junit the name of a file"),
+        (("--junit", "/nowhere/x.xml"), "or --junit elsewhere"),
+        (("--junit", "x.json", "--save", "./x.json"), "name the same file"),
+    ],
+)
+def test_files_that_cannot_be_are_refused_before_anything_runs(
+    words: tuple[str, ...], why: str, host: type[Host]
+) -> None:
+    with pytest.raises(WorldswitchError, match=why):
+        run("cpuid", "--on", "kvm", "--compare", "cpuid.pcid=0,cpuid.pcid=1", *words)
+    assert host.turn == 0

@@ -231,3 +231,30 @@ def test_markdown_is_a_table_with_pipes(saved: Path) -> None:
     text = run("old.json", "new.json", "--markdown")[1]
     assert text.startswith("**cr0-wp, kvm, intel, tdp: kernel 6.12 against 5.10, per pair**\n\n|")
     assert "| exits " in text
+
+
+@pytest.mark.parametrize("name", ["old.json", "./new.json", "link.xml"])
+def test_junit_never_overwrites_what_is_compared(saved: Path, capsys: pytest.CaptureFixture[str], name: str) -> None:
+    (saved / "link.xml").symlink_to(saved / "new.json")
+    before = [(saved / one).read_bytes() for one in ("old.json", "new.json")]
+    status, said = failing(capsys, "old.json", "new.json", "--junit", name)
+    assert (status, "is one of the inputs" in said) == (2, True)
+    assert [(saved / one).read_bytes() for one in ("old.json", "new.json")] == before
+
+
+def test_verdicts_are_printed_though_the_junit_file_cannot_be_written(
+    saved: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main(["compare", "old.json", "new.json", "--junit", "/dev/full"])
+    shown = capsys.readouterr()
+    assert stopped.value.code == 3
+    assert "fewer" in shown.out
+    assert "No space left" in shown.err
+
+
+def test_what_follows_from_the_kernel_is_not_told_of_one_side_as_of_both() -> None:
+    done = CliRunner().invoke(wsw, ["run", "cr0-wp", "--on", "model", "--cpu", "intel", "--compare", "5.10,6.12"])
+    title = " ".join(done.stdout.split("exits")[0].split())
+    assert "mmu tdp against legacy" in title
+    assert "intel, legacy," not in title

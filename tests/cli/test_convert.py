@@ -133,7 +133,7 @@ def test_what_makes_no_sense_is_refused(arguments: list[str], message: str, tmp_
 def test_the_trace_itself_is_not_overwritten(tmp_path: Path) -> None:
     mine = tmp_path / "a.data"
     shutil.copy(PERF, mine)
-    with pytest.raises(UsageError, match="is the trace itself"):
+    with pytest.raises(UsageError, match="is one of the inputs"):
         run(mine, "-o", tmp_path / "." / "a.data")
     assert mine.read_bytes() == PERF.read_bytes()
 
@@ -222,3 +222,16 @@ def test_what_a_result_is_not_written_as(kept: Path, words: tuple[str, ...], why
     done = CliRunner().invoke(wsw, ["convert", "r.json", *words])
     assert why in str(done.exception or done.output)
     assert not list(kept.glob("x*"))
+
+
+def test_a_result_is_not_overwritten_by_its_own_table(tmp_path: Path) -> None:
+    mine = tmp_path / "result.csv"
+    from worldswitch.record import result
+    from worldswitch.record.resultfile import save
+
+    given = result.Cell({"program": "cpuid", "on": "model"}, n=1, unit="op", per_op={"exits": 1})
+    save(result.Result((given,), result.Provenance("0.1.0")), mine)
+    before = mine.read_bytes()
+    with pytest.raises(UsageError, match="is one of the inputs"):
+        run(mine, "-o", mine)
+    assert mine.read_bytes() == before

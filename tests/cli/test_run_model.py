@@ -205,3 +205,18 @@ def test_the_readers_side_of_favordynmods_is_told() -> None:
     assert any("each fork with its exit takes longer, by 0.11 to 39 µs" in note for note in cell["notes"])
     (cell,) = cells("create-vm", "--kernel", "6.1")
     assert not any("fork" in note for note in cell["notes"] if not note.startswith("time by"))
+
+
+def test_costs_of_making_vms_give_guests_no_time_and_say_so() -> None:
+    (cell,) = cells("cr0-wp", "--kernel", "6.12", "--costs", "published")
+    assert cell["time_ns"] is None
+    assert "no time: the costs published are those of creating VMs" in " ".join(cell["notes"])
+
+
+def test_equal_faults_stand_once_and_are_not_cut() -> None:
+    told = str(run("ssdd:steps=10", "--kernel", "5.10,6.12", "--cpu", "intel,amd", "--mmu", "tdp,shadow").stdout)
+    rows = told.partition("Faults")[2].splitlines()[3:4]
+    assert rows[0].split() == [
+        "ssdd:steps=10",
+        *["vcpu", "0", "body", "12", "#DB", "0x0", "-", "0xffffffffffc1802d", "10"],
+    ]

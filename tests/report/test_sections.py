@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 
 from report_inputs import DATA, DOCS, doctor, mixed, result
+from worldswitch.record.result import Cell, Provenance, Result, Spread
+from worldswitch.record.resultfile import save
 from worldswitch.report.build import report
 from worldswitch.report.document import Figure, Part, to_json
 from worldswitch.report.study import Question
@@ -131,3 +133,34 @@ def test_as_json_it_has_all_inputs_and_the_weightiest_finding_first(tmp_path: Pa
     assert json.loads(json.dumps(document)) == document
     weights = [finding["weight"] for finding in document["findings"]]
     assert weights == sorted(weights, reverse=True)
+
+
+def test_what_is_the_same_as_printed_is_no_cost(tmp_path: Path) -> None:
+    cells = [
+        Cell(
+            {"on": "model", "kernel": kernel, "program": "ssdd"},
+            n=10,
+            unit="step",
+            per_op={"exits": exits, "exits_by_reason": {"read_dr6": 1, "cr0_sel_write": 16, "npf": exits - 17}},
+        )
+        for kernel, exits in (("5.10", 18.02), ("6.1", 18.016))
+    ]
+    save(Result(tuple(cells), Provenance("0.1.0")), tmp_path / "a.json")
+    (told,) = part(tmp_path / "a.json").findings
+    assert (told.level, told.headline) == ("notice", "ssdd: 18.02 exits for each step, wherever it ran.")
+    assert "16 cr0_sel_write, 1.02 npf, 1 read_dr6" in told.why[0]
+
+
+def test_computed_latencies_are_told_with_their_limits(tmp_path: Path) -> None:
+    made = Cell(
+        {"on": "model", "kernel": "6.1", "program": "create-vm"},
+        n=1,
+        unit="VM",
+        time_ns=Spread(4e6, 25e6, 109e6),
+        create_vm_ns=(25_000_000,),
+    )
+    save(Result((made,), Provenance("0.1.0")), tmp_path / "a.json")
+    (told,) = part(tmp_path / "a.json").findings
+    assert list(told.why) == [
+        "This is computed, not measured: 4.00 ms with all costs at their low limits, 109 ms at their high ones."
+    ]

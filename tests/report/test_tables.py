@@ -98,3 +98,9 @@ def test_markdown_of_the_other_parts() -> None:
         assert paragraphs("Notes", []) == ""
         assert table(("a",), [["1"]], wrapped("*T*")).startswith("**\\*T\\***\n\n| "), "escaped once"
     assert "|" not in table(("a",), [["1"]])
+
+
+def test_numbers_are_never_cut_off() -> None:
+    row = ("word " * 9, "another " * 6, "0xffffffffffc1802d", "0xffffffffffc18031", "1,000,000,000", "123456789012345")
+    text = table(("a", "b", "CR2", "RIP", "count", "more", "n", "m"), [(*row, *row[2:4])], left=("a", "b"))
+    assert all(value in text for value in row[2:])

@@ -55,6 +55,8 @@ def compare(
 
     work = _work(same_work, operations)
     least = float(parse_duration(at_least))
+    if junit is not None:
+        options.refuse_same([path for path in (a, b) if path is not None], junit, "--junit")
     traces = _are_traces(a, b)
     if not traces and (work or tables):
         raise UsageError("--same-work, --operations and --exit-reasons are for traces, and these are results")
@@ -87,12 +89,13 @@ def show(found: Comparison, as_json: bool, junit: str | None = None) -> int:
     """Print *found*, write it as JUnit XML if asked to; the exit status."""
     from worldswitch.cli import compare_text
 
-    if junit is not None:
-        write_junit(found, junit)
     if as_json:
         options.print_json(compare_text.to_json(found))
     else:
         click.echo(compare_text.describe(found), nl=False)
+    # Last: what has been found is not lost to a full disk.
+    if junit is not None:
+        write_junit(found, junit)
     return FOUND if found.worse else DONE
 
 

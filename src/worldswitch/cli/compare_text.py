@@ -114,18 +114,22 @@ def title_of(pair: Pair) -> str:
     if pair.compared is None:
         return f"{_name(pair.a)}: two measurements under the same conditions{each}"
     name = pair.compared.name
+    first, second = pair.a.flat_dimensions(), pair.b.flat_dimensions()
+    # What follows from the condition, as the MMU from the kernel, is another on either side as well.
+    along = [one for one in _WHERE if one != name and one in first and one in second and first[one] != second[one]]
+    also = "".join(f", {one} {second[one]} against {first[one]}" for one in along)
     sides = " against ".join("none" if v is None else str(v) for v in (pair.compared.b, pair.compared.a))
-    return f"{_name(pair.a, name)}: {name} {sides}{each}"
+    return f"{_name(pair.a, name, *along)}: {name} {sides}{also}{each}"
 
 
-def _name(cell: Cell, without: str = "") -> str:
+def _name(cell: Cell, *without: str) -> str:
     """What tells a cell from others, in few words."""
     flat = cell.flat_dimensions()
-    known = [str(flat[name]) for name in _WHERE if name != without and flat.get(name) is not None]
+    known = [str(flat[name]) for name in _WHERE if name not in without and flat.get(name) is not None]
     changed = [
         f"{name.removeprefix('parameters.')}={value}"
         for name, value in flat.items()
-        if name.startswith("parameters.") and name != without and value is not None
+        if name.startswith("parameters.") and name not in without and value is not None
     ]
     return ", ".join(dict.fromkeys((*known, *changed)))
 

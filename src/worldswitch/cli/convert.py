@@ -102,6 +102,7 @@ def convert(
     if not is_trace(trace):
         from worldswitch.cli.convert_result import convert_result
 
+        options.refuse_same([trace], target.output)
         return convert_result(trace, target, limits != _ALL, as_json, as_python)
     if as_python:
         click.echo(_python(trace, target, limits))
@@ -146,8 +147,7 @@ def _refuse_same(trace: str, target: Target) -> None:
             raise UsageError("a folder of Parquet files cannot go to standard output; give -o a name")
         return
     output = Path(target.output)
-    if trace != "-" and output.exists() and Path(trace).exists() and output.samefile(trace):
-        raise UsageError(f"{printable(target.output)} is the trace itself; give -o another name")
+    options.refuse_same([trace], target.output)
     if output.is_dir() and target.format != "parquet":
         raise UsageError(f"{printable(target.output)} is a folder; {target.format} is written to a file")
 

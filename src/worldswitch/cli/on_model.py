@@ -111,7 +111,15 @@ class OnModel:
         n = program.default_n if settings.n is None else settings.n
         none, found = (run(program, policy, passes, host=self._host, image=work.image) for passes in (0, n))
         cell = self._conditioned(_cell_of(work, program.unit, policy, none, found), settings.features)
-        return cell if self._costs is None else priced(cell, str(policy.mmu), self._costs)
+        if self._costs is not None:
+            return priced(cell, str(policy.mmu), self._costs)
+        if self._costs_named is not None:
+            from dataclasses import replace
+
+            named = printable(str(self._costs_named))
+            note = f"no time: the costs {named} are those of creating VMs; wsw calibrate writes costs of guests"
+            return replace(cell, notes=(*cell.notes, note))
+        return cell
 
     def _recorded(self, work: Work, cell: Cell, policy: Policy, programs: int) -> str:
         """Run what gave *cell* once more and keep what happens; where that went."""

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from worldswitch.errors import UnknownNameError, UsageError
+from worldswitch.errors import UnknownNameError, UsageError, printable
 from worldswitch.units import parse_duration
 
 if TYPE_CHECKING:
@@ -89,6 +89,21 @@ def load_tables(path: Path | None) -> ExitTables | None:
     from worldswitch.x86.exits import ExitTables
 
     return ExitTables.load(path)
+
+
+def refuse_same(inputs: Iterable[str], output: str, option: str = "-o") -> None:
+    """Refuse an output that is one of the inputs, by whatever name: writing it would destroy what was read.
+
+    Raises:
+        UsageError: It is.
+    """
+    for name in inputs:
+        try:
+            same = "-" not in (name, output) and Path(name).samefile(output)
+        except (OSError, ValueError):
+            continue  # one is not there; whoever reads or writes it says so
+        if same:
+            raise UsageError(f"{printable(output)} is one of the inputs; give {option} another name")
 
 
 def parse_time(text: str | None) -> tuple[int | None, int | None]:

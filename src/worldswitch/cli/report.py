@@ -104,16 +104,14 @@ def _refuse(inputs: tuple[str, ...], output: str, as_json: bool) -> None:
         if as_json:
             raise UsageError("--json and -o - both want standard output; write the page to a file")
         return
-    if "\0" in output:
+    if "\0" in output or not output:
         raise UsageError(f"{printable(output)!r} is no name for a file")
     target, shown = Path(output), printable(output)
     if target.is_dir():
         raise UsageError(f"{shown} is a folder; name a file in it, such as {shown.rstrip('/')}/report.html")
     if not target.parent.is_dir():
         raise MissingError(f"{shown} cannot be written: there is no folder {printable(str(target.parent))}")
-    for name in inputs:
-        if name != _STDOUT and target.exists() and Path(name).exists() and target.samefile(name):
-            raise UsageError(f"{shown} is one of the inputs; give -o another name")
+    options.refuse_same(inputs, output)
 
 
 def _write(output: str, page: str) -> None:

@@ -165,6 +165,8 @@ def _compare(
     save, junit = files
     chosen = ab.plan(text, on, asked, settings)
     _check_writable(save)
+    _check_writable(junit, "--junit")
+    _check_apart(save, junit)
     started = _now()
     with ended_politely():
         done = _Outcome()
@@ -188,10 +190,10 @@ def _show_compared(result: Result, found: Comparison, done: _Outcome, as_json: b
     from worldswitch.cli.compare_text import to_json
 
     if as_json:
-        if junit is not None:
-            write_junit(found, junit)
         failures = [{"program": one.spec, "error": str(one.error)} for one in done.failures]
         options.print_json({**result.to_run_json(), "comparison": to_json(found), "failures": failures})
+        if junit is not None:
+            write_junit(found, junit)
         status = FOUND if found.worse else DONE
     else:
         status = show(found, False, junit)
@@ -202,20 +204,28 @@ def _now() -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
 
 
-def _check_writable(save: str | None) -> None:
+def _check_writable(name: str | None, option: str = "--save") -> None:
     """Refuse a name for the results before anything has run that could be lost."""
     import os
     from pathlib import Path
 
-    if save is None:
+    if name is None:
         return
-    path = Path(save)
+    path = Path(name)
     if path.is_dir() or not path.name:
-        raise UsageError(f"{printable(save)!r} is a folder; give --save the name of a file")
+        raise UsageError(f"{printable(name)!r} is a folder; give {option} the name of a file")
     if not path.parent.is_dir():
-        raise MissingError(f"the folder {printable(str(path.parent))!r} does not exist; make it, or --save elsewhere")
+        raise MissingError(f"the folder {printable(str(path.parent))!r} does not exist; make it, or {option} elsewhere")
     if not os.access(path if path.exists() else path.parent, os.W_OK):
-        raise MissingError(f"this user may not write {printable(save)!r}; give --save another name")
+        raise MissingError(f"this user may not write {printable(name)!r}; give {option} another name")
+
+
+def _check_apart(save: str | None, junit: str | None) -> None:
+    """Refuse one name for both files, as the second would be all that is left."""
+    from pathlib import Path
+
+    if save is not None and junit is not None and Path(save).resolve() == Path(junit).resolve():
+        raise UsageError("--save and --junit name the same file; give each its own")
 
 
 def _run(chosen: Sequence[tuple[str, Machine]], work: Sequence[Work], settings: Settings) -> _Outcome:

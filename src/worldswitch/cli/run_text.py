@@ -222,14 +222,23 @@ def _limits(spread: Spread | None) -> str | None:
 
 
 def _faults(cells: Sequence[Cell], varying: Sequence[str]) -> str:
+    """The faults of each program; once for all conditions where they are the same under all."""
     rows: list[tuple[Any, ...]] = []
-    for cell in cells:
-        if is_access(cell):
+    where = [name for name in varying if name != "module" or "cpu" not in varying]
+    apart = False
+    for name, group in _by_program([(place, cell) for place, cell in enumerate(cells) if not is_access(cell)]).items():
+        first = group[0][1]
+        if len(group) > 1 and first.faults and all(cell.faults == first.faults for _, cell in group):
+            rows += [(name, *["any"] * len(where), *_fault(fault)) for fault in first.faults]
             continue
-        where = (_name(cell), *(cell.dimensions.get(name) for name in varying))
-        rows += [(*where, *_fault(fault)) for fault in cell.faults]
+        for _, cell in group:
+            apart |= bool(cell.faults)
+            told = (name, *(cell.dimensions.get(one) for one in where))
+            rows += [(*told, *_fault(fault)) for fault in cell.faults]
     if not rows:
         return ""
+    varying = where if apart else []
+    rows = rows if apart else [(row[0], *row[1 + len(where) :]) for row in rows]
     rest = len(rows) - _FAULTS_SHOWN
     more = f"... and {rest} rows more (--json has all)\n" if rest > 0 else ""
     columns = ("program", *varying, "operation", "exception", "error code", "CR2", "RIP", "count")

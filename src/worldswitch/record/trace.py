@@ -157,7 +157,7 @@ class Meta:
 
 
 class EventSource(Protocol):
-    """Where events come from: a file, a text, a loaded trace, later a model."""
+    """Where events come from: a file, a text, a loaded trace, a run of the model."""
 
     meta: Meta
     formats: dict[str, EventFormat]

@@ -95,9 +95,19 @@ def _folded(columns: Sequence[str], cells: Sequence[Sequence[str]], left: frozen
     for row in cells:
         drawn.add_row(*map(Text, row))
     out = StringIO()
-    console = Console(file=out, width=WIDTH, no_color=True, highlight=False, force_terminal=False)
+    width = max(WIDTH, _least_width(columns, cells, left))
+    console = Console(file=out, width=width, no_color=True, highlight=False, force_terminal=False)
     console.print(drawn)
     return "".join(f"{line.rstrip()}\n" for line in out.getvalue().splitlines())
+
+
+def _least_width(columns: Sequence[str], cells: Sequence[Sequence[str]], left: frozenset[str]) -> int:
+    """How wide a folded table has to be so that no number in it is cut off: better wide than wrong."""
+    from rich.cells import cell_len
+
+    numbers = [place for place, name in enumerate(columns) if name not in left]
+    widths = [max(cell_len(line[place]) for line in (columns, *cells) if place < len(line)) for place in numbers]
+    return sum(widths) + (len(columns) - len(numbers)) * _LEAST + 2 * len(columns)
 
 
 def fields(pairs: Iterable[tuple[str, Any]]) -> str:

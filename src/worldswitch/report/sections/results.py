@@ -231,21 +231,24 @@ def _told_by_guests(given: ResultInput, cells: Sequence[Cell], ident: str) -> It
         varying = _varying(group)
         dear, cheap = max(known, key=lambda one: one[0]), min(known, key=lambda one: one[0])
         unit = dear[1].unit or "unit"
-        if dear[0] == cheap[0]:
+        # What is the same as printed is no difference to tell.
+        differ = _number(dear[0]) != _number(cheap[0])
+        if not differ:
             headline = f"{program}: {_number(dear[0])} exits for each {unit}, wherever it ran."
         else:
             headline = (
                 f"{program}: {_number(dear[0])} exits for each {unit} on {_place(dear[1], varying)}, "
                 f"{_number(cheap[0])} on {_place(cheap[1], varying)}."
             )
-        reasons = ", ".join(f"{_number(n)} {name}" for name, n in _reasons(dear[1]).items())
+        most = sorted(_reasons(dear[1]).items(), key=lambda one: -one[1])
+        reasons = ", ".join(f"{_number(count)} {name}" for name, count in most if count)
         yield Finding(
-            "cost" if dear[0] > cheap[0] else "notice",
+            "cost" if differ else "notice",
             headline,
-            why=[f"Of the most: {reasons}."] if reasons else [],
+            why=[f"{'Where there are most they are' if differ else 'They are'} {reasons}."] if reasons else [],
             about=given.path,
             link=f"{ident}-guests",
-            weight=_WEIGHT - 1 + (dear[0] > cheap[0]),
+            weight=_WEIGHT - 1 + differ,
         )
 
 
@@ -258,15 +261,22 @@ def _told_by_created(given: ResultInput, cells: Sequence[Cell], ident: str) -> I
     headline = f"KVM_CREATE_VM takes {format_ns(slow[0])} in the median"
     if len(cells) > 1 and slow[0] > fast[0]:
         headline += f" on {_place(slow[1], varying)}, {format_ns(fast[0])} on {_place(fast[1], varying)}"
-    longest = max(cells, key=lambda cell: max(cell.create_vm_ns or (0,)))
     yield Finding(
         "cost",
         f"{headline}.",
-        why=[
-            f"The longest call took {format_ns(max(longest.create_vm_ns or (0,)))}"
-            + (f" ({_place(longest, varying)})." if len(cells) > 1 else ".")
-        ],
+        why=list(_about_calls(cells, slow[1], varying)),
         about=given.path,
         link=f"{ident}-created",
         weight=_WEIGHT + 1,
     )
+
+
+def _about_calls(cells: Sequence[Cell], slow: Cell, varying: Sequence[str]) -> Iterator[str]:
+    """How far to trust the median, and how much longer a call may take."""
+    if slow.dimensions.get("on") == "model" and slow.time_ns is not None:
+        low, _, high = (format_ns(value) for value in slow.time_ns)
+        yield f"This is computed, not measured: {low} with all costs at their low limits, {high} at their high ones."
+    longest = max(cells, key=lambda cell: max(cell.create_vm_ns or (0,)))
+    if len(longest.create_vm_ns or ()) > 1:
+        where = f" ({_place(longest, varying)})" if len(cells) > 1 else ""
+        yield f"The longest call took {format_ns(max(longest.create_vm_ns or (0,)))}{where}."
