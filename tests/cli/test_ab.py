@@ -212,3 +212,32 @@ def test_files_that_cannot_be_are_refused_before_anything_runs(
     with pytest.raises(WorldswitchError, match=why):
         run("cpuid", "--on", "kvm", "--compare", "cpuid.pcid=0,cpuid.pcid=1", *words)
     assert host.turn == 0
+
+
+def test_what_the_cells_have_to_say_is_told_as_in_any_run(tmp_path: Path) -> None:
+    costs = tmp_path / "costs.toml"
+    costs.write_text('[[costs]]\nevent = "exit.cr"\nlow = 1\nmid = 2\nhigh = 3\nunit = "ns"\norigin = "made up"\n')
+    words = ("cr0-wp", "--on", "model", "--cpu", "amd", "--compare", "6.1.28,6.12", "--costs", str(costs))
+    _, told, _ = run(*words)
+    assert "no time: root_reload.tdp has no cost" in told
+
+
+def test_times_by_the_same_costs_are_compared_on_the_model(tmp_path: Path) -> None:
+    atoms = {"exit.cr": 1000, "exit.violation": 2000, "root_reload.tdp": 500}
+    costs = tmp_path / "costs.toml"
+    costs.write_text(
+        "".join(
+            f'[[costs]]\nevent = "{name}"\nlow = {ns}\nmid = {ns}\nhigh = {ns}\nunit = "ns"\norigin = "made up"\n'
+            for name, ns in atoms.items()
+        )
+    )
+    words = ("cr0-wp", "--on", "model", "--cpu", "amd", "--compare", "6.1.28,6.12", "--costs", str(costs), "--json")
+    found = json.loads(run(*words)[1])
+    (time,) = found["comparison"]["pairs"][0]["times"]
+    before, after = (one["per_op"] for one in found["results"])
+    # Both sides exit twice for CR0; 6.1.28 reloads its roots twice, and each of its other exits is a page fault.
+    reloads = [before["root_unloads"], after["root_unloads"]]
+    faults = [before["exits_by_reason"]["npf"], after["exits_by_reason"].get("npf", 0)]
+    expected = [2 * 1000 + 2000 * fault + 500 * reload for fault, reload in zip(faults, reloads, strict=True)]
+    assert [time["a"]["median"], time["b"]["median"]] == pytest.approx(expected)
+    assert time["verdict"] == "faster"

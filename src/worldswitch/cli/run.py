@@ -192,11 +192,16 @@ def _show_compared(result: Result, found: Comparison, done: _Outcome, as_json: b
     if as_json:
         failures = [{"program": one.spec, "error": str(one.error)} for one in done.failures]
         options.print_json({**result.to_run_json(), "comparison": to_json(found), "failures": failures})
-        if junit is not None:
-            write_junit(found, junit)
         status = FOUND if found.worse else DONE
     else:
-        status = show(found, False, junit)
+        from worldswitch.cli.run_text import notes
+        from worldswitch.report.tables import paragraphs
+
+        status = show(found, False)
+        if known := paragraphs("What to know", notes(result.cells)):
+            click.echo(f"\n{known}", nl=False)
+    if junit is not None:
+        write_junit(found, junit)
     return done.status if done.failures else status
 
 
