@@ -47,6 +47,11 @@ def test_an_older_event_has_no_vcpu() -> None:
     assert parse(text) == {Key(411, None, "HLT"): 5}
 
 
+def test_entries_without_their_vendor_are_of_the_hosts() -> None:
+    text = "{ common_pid:        411, vcpu_id:          0, exit_reason:        120 } hitcount:          5\n"
+    assert parse(text, 2) == {Key(411, 0, "hlt"): 5}
+
+
 @pytest.mark.parametrize("text", ["", "# event\n", "{ comm: x } hitcount: 3\n", "{ common_pid: 4 } hitcount: "])
 def test_what_is_no_entry_is_none(text: str) -> None:
     assert parse(text) == {}

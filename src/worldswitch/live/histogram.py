@@ -22,6 +22,10 @@ SIZE = 16_384
 """Entries there is room for: 400 vCPUs with 40 reasons each."""
 _ENTRY = re.compile(r"^\{ (.*?) \} hitcount: +(\d+)", re.MULTILINE)
 _KEY = re.compile(r"(\w+): *(-?\d+)")
+_KEYS = 3
+"""The most a trigger takes: kernel/trace/tracing_map.h, TRACING_MAP_KEYS_MAX."""
+_VMX, _SVM = 1, 2
+"""``isa`` of kvm_exit: KVM_ISA_VMX, KVM_ISA_SVM, arch/x86/include/uapi/asm/kvm.h."""
 _DROPPED = re.compile(r"^ +Dropped: ([1-9]\d*)", re.MULTILINE)
 
 
@@ -33,14 +37,14 @@ class Key(NamedTuple):
     reason: str
 
 
-def parse(text: str) -> dict[Key, int]:
-    """The entries of a ``hist`` file."""
+def parse(text: str, isa: int = 0) -> dict[Key, int]:
+    """The entries of a ``hist`` file; their reasons are of *isa* where they do not say themselves."""
     found: dict[Key, int] = {}
     for keys, count in _ENTRY.findall(text):
         by = {name: int(value) for name, value in _KEY.findall(keys)}
         if "common_pid" not in by or "exit_reason" not in by:
             continue
-        key = Key(by["common_pid"], by.get("vcpu_id"), reason_name(by.get("isa", 0), by["exit_reason"]))
+        key = Key(by["common_pid"], by.get("vcpu_id"), reason_name(by.get("isa", isa), by["exit_reason"]))
         found[key] = found.get(key, 0) + int(count)
     return found
 
@@ -74,6 +78,9 @@ class ExitHistogram:
             )
         names = (event / "format").read_text()
         keys = [name for name in ("common_pid", "vcpu_id", "exit_reason", "isa") if re.search(rf"\b{name};", names)]
+        # A host has one vendor's processor, so that key is the one to do without.
+        keys = keys[:_KEYS]
+        self._isa = _VMX if (root / "sys/module/kvm_intel").exists() else _SVM
         self._stack = contextlib.ExitStack()
         here = self._stack.enter_context(tracefs.instance(where))
         try:
@@ -88,7 +95,7 @@ class ExitHistogram:
         """What was counted since the beginning."""
         text = self._file.read_text()
         self.dropped = dropped(text)
-        return parse(text)
+        return parse(text, self._isa)
 
     def close(self) -> None:
         """Remove it."""
