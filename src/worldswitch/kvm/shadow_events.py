@@ -15,7 +15,7 @@ from worldswitch.kvm.roles import PageRole
 from worldswitch.kvm.rules import rule
 from worldswitch.kvm.shadow_table import Page
 from worldswitch.x86.memory import Memory
-from worldswitch.x86.paging import ACCESSED, ADDRESS, DIRTY, PAGE_SIZE, PRESENT
+from worldswitch.x86.paging import ACCESSED, ADDRESS, DIRTY, PAGE_SIZE, PRESENT, USER
 
 Event = tuple[str, dict[str, Any]]
 
@@ -108,21 +108,33 @@ class ShadowTrace:
         Args:
             code: May have P, which only the event shows.
         """
-        entries = _entries(memory, walker, va)
-        self._events.append(("kvm_mmu_pagetable_walk", {"addr": va, "pferr": code & (P | W | U | F)}))
-        if walker.pdptes:
-            self._events.append(("kvm_mmu_paging_element", {"pte": walker.pdptes[va >> 30 & 3], "level": 3}))
-        self._events += [("kvm_mmu_paging_element", {"pte": entry, "level": level}) for level, _, entry in entries]
-        found = walk(memory, walker, va, code & (W | U | F))
-        if not isinstance(found, Walk):
-            self._events.append(("kvm_mmu_walker_error", {"pferr": found}))
-            return found
-        for level, place, entry in entries:
-            if not entry & ACCESSED:
-                self._events.append(("kvm_mmu_set_accessed_bit", {"gpa": place}))
-            if level == found.level and code & W and not entry & DIRTY:
-                self._events.append(("kvm_mmu_set_dirty_bit", {"gpa": place}))
+        return walk_told(self._events, memory, walker, va, code)
+
+
+def fetch_told(events: list[Event], memory: Memory, walker: Walker, rip: int) -> None:
+    """KVM's emulator fetches the instruction at *rip*: for CPL 3 if its page is a user's."""
+    entries = _entries(memory, walker, rip)
+    user = U if entries and all(entry & USER for _, _, entry in entries) else 0
+    walk_told(events, memory, walker, rip, F | user)
+
+
+def walk_told(events: list[Event], memory: Memory, walker: Walker, va: int, code: int) -> Walk | int:
+    """As :meth:`ShadowTrace.walk`, into *events*."""
+    entries = _entries(memory, walker, va)
+    events.append(("kvm_mmu_pagetable_walk", {"addr": va, "pferr": code & (P | W | U | F)}))
+    if walker.pdptes:
+        events.append(("kvm_mmu_paging_element", {"pte": walker.pdptes[va >> 30 & 3], "level": 3}))
+    events += [("kvm_mmu_paging_element", {"pte": entry, "level": level}) for level, _, entry in entries]
+    found = walk(memory, walker, va, code & (W | U | F))
+    if not isinstance(found, Walk):
+        events.append(("kvm_mmu_walker_error", {"pferr": found}))
         return found
+    for level, place, entry in entries:
+        if not entry & ACCESSED:
+            events.append(("kvm_mmu_set_accessed_bit", {"gpa": place}))
+        if level == found.level and code & W and not entry & DIRTY:
+            events.append(("kvm_mmu_set_dirty_bit", {"gpa": place}))
+    return found
 
 
 def _entries(memory: Memory, walker: Walker, va: int) -> list[tuple[int, int, int]]:

@@ -20,6 +20,7 @@ from worldswitch.kvm.permissions import Permissions
 from worldswitch.kvm.policy import Policy
 from worldswitch.kvm.roles import permissions, shadow_root_role, tree_role
 from worldswitch.kvm.shadow import Shadow
+from worldswitch.kvm.shadow_events import fetch_told
 from worldswitch.kvm.tdp import Tdp
 from worldswitch.kvm.vectoring import Retries, taken_for_vectoring
 from worldswitch.kvm.vm import Vm
@@ -294,6 +295,8 @@ class Switch:
     def emulated_instruction(self) -> None:
         """KVM's emulator runs an instruction."""
         self.stats["insn_emulation"] += 1
+        if self.events is not None and self.shadow is not None and not self.host.decode_assists:
+            fetch_told(self.events, self.memory, self.walker(), self.rip)
         self.event("kvm_emulate_insn", {"rip": self.rip, "csbase": 0, "flags": 9, "failed": False})
 
     def event(self, name: str, row: dict[str, Any]) -> None:
