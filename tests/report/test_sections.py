@@ -161,6 +161,22 @@ def test_computed_latencies_are_told_with_their_limits(tmp_path: Path) -> None:
     )
     save(Result((made,), Provenance("0.1.0")), tmp_path / "a.json")
     (told,) = part(tmp_path / "a.json").findings
+    assert "computed" in figure(part(tmp_path / "a.json"), "How long KVM_CREATE_VM").origin.method
     assert list(told.why) == [
         "This is computed, not measured: 4.00 ms with all costs at their low limits, 109 ms at their high ones."
     ]
+
+
+def test_what_is_done_by_hand_is_no_command_to_copy(tmp_path: Path) -> None:
+    one = part(doctor(tmp_path / "a.json", command="# by hand: Run the guests on bare metal."))
+    assert one.sections[0].advice[0].fix.commands == ()
+
+
+def test_a_host_s_finding_counts_only_what_it_does_not_list() -> None:
+    (told,) = part(DATA / "hosts" / "amd-5.10.tar.xz").findings
+    assert list(told.why) == ["Notice: guest memory never gets huge pages, neither transparent nor reserved ones."]
+
+
+def test_the_null_model_s_error_stands_beside_the_model_s() -> None:
+    (told,) = report([], published=["next-2023-03"]).parts[0].findings
+    assert "The null model" in told.why[0]

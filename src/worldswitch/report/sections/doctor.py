@@ -15,6 +15,7 @@ LEVELS = ("critical", "warning", "notice", "info", "unknown", "ok")
 """Severities, the worst first."""
 _WEIGHTS = {"critical": 95.0, "warning": 65.0, "notice": 30.0}
 _NOTHING = "Nothing to do."
+_BY_HAND = "# by hand:"
 _SHOWN = 4
 
 
@@ -76,7 +77,11 @@ def _advice(one: Mapping[str, Any]) -> Advice:
 
 def _change(document: Mapping[str, Any]) -> Change:
     text = _text(document.get("text"))
-    return Change("" if text == _NOTHING else text, tuple(document.get("commands", ())))
+    commands = tuple(document.get("commands", ()))
+    # What is done by hand has its text said again as a comment, for scripts: nothing to copy.
+    if all(_text(command).startswith(_BY_HAND) for command in commands):
+        commands = ()
+    return Change("" if text == _NOTHING else text, commands)
 
 
 def _finding(given: HostInput, host: str, told: list[Advice], ident: str) -> Iterator[Finding]:
@@ -85,7 +90,8 @@ def _finding(given: HostInput, host: str, told: list[Advice], ident: str) -> Ite
     if not bad:
         return
     worst = bad[0]
-    more = f" And {many(len(bad) - 1, 'thing')} more to look at." if len(bad) > 1 else ""
+    rest = len(bad) - _SHOWN
+    more = f" And {many(rest, 'thing')} more to look at." if rest > 0 else ""
     yield Finding(
         "warning" if worst.severity in ("critical", "warning") else "notice",
         f"{host}: {worst.title}.",

@@ -42,6 +42,10 @@ def part(names: Sequence[str], ident: str) -> Part:
         "notice",
         f"The model is {percent(median_error(held))} off in the median over {len(held)} published times it was not "
         "fitted to.",
+        why=[
+            f"The null model, which knows nothing of KVM but the hosts' speeds and like cells, is "
+            f"{percent(null_median_error(held))} off: the model adds orders and ratios where there is no like cell."
+        ],
         about="published tables",
         link=f"{ident}-tables",
         weight=25.0,

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from worldswitch.record.result import BY_REASON
 from worldswitch.report import draw
 from worldswitch.report.document import Column, Figure, Finding, Origin, Part, Section, Table, command
+from worldswitch.report.words import many
 from worldswitch.stats.percentile import nearest_rank
 from worldswitch.units import format_ns
 
@@ -179,7 +180,10 @@ def _created(given: ResultInput, cells: Sequence[Cell], ident: str) -> Iterator[
         marks = [draw.Mark("p50", "p50", p50), draw.Mark("p99", "p99", p99)]
         picture = draw.distribution(draw.binned(values), axis, marks)
         shown = f"p50 {format_ns(p50)} · p99 {format_ns(p99)} · max {format_ns(values[-1])}"
-        lines.append(draw.Row(_place(cell, varying), f"{len(values):,} calls", picture, shown))
+        if cell.dimensions.get("on") == "model" and cell.time_ns is not None:
+            shown = f"p50 {format_ns(p50)}, by the costs' limits {format_ns(cell.time_ns.low)} – "
+            shown += format_ns(cell.time_ns.high)
+        lines.append(draw.Row(_place(cell, varying), many(len(values), "call"), picture, shown))
         rows.append(
             [*(cell.dimensions.get(name) for name in _WHERE), len(values), values[0], p50, p95, p99, values[-1]]
         )
@@ -189,7 +193,7 @@ def _created(given: ResultInput, cells: Sequence[Cell], ident: str) -> Iterator[
         f"{ident}-create-vm",
         "How long KVM_CREATE_VM takes",
         "Height: calls of that duration; the axis is logarithmic, lines stand at the median and the 99th percentile.",
-        Origin(given.path, _command(given.result), "every call that counts, in the order measured"),
+        Origin(given.path, _command(given.result), _method(cells)),
         Table(columns, rows),
         draw.rows(lines, "; ".join(f"{line.label}: {line.value}" for line in lines), axis.axis()),
     )
@@ -202,7 +206,7 @@ def _created(given: ResultInput, cells: Sequence[Cell], ident: str) -> Iterator[
         f"{ident}-create-vm-calls",
         "The calls one by one",
         "",
-        Origin(given.path, _command(given.result), "in the order measured"),
+        Origin(given.path, _command(given.result), _method(cells)),
         Table([Column("where", "code"), Column("call", "count"), Column("took", "ns")], calls[:most], cut),
     )
     yield Section(f"{ident}-created", "Making VMs", figures=[figure, each])
@@ -269,6 +273,13 @@ def _told_by_created(given: ResultInput, cells: Sequence[Cell], ident: str) -> I
         link=f"{ident}-created",
         weight=_WEIGHT + 1,
     )
+
+
+def _method(cells: Sequence[Cell]) -> str:
+    on_model = [cell.dimensions.get("on") == "model" for cell in cells]
+    if all(on_model):
+        return "computed from steps and their costs, not measured"
+    return "every call that counts, in the order measured" + ("; those on the model are computed" * any(on_model))
 
 
 def _about_calls(cells: Sequence[Cell], slow: Cell, varying: Sequence[str]) -> Iterator[str]:
