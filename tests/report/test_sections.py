@@ -180,3 +180,11 @@ def test_a_host_s_finding_counts_only_what_it_does_not_list() -> None:
 def test_the_null_model_s_error_stands_beside_the_model_s() -> None:
     (told,) = report([], published=["next-2023-03"]).parts[0].findings
     assert "The null model" in told.why[0]
+
+
+def test_a_snapshot_that_is_cut_off_says_so_first(tmp_path: Path) -> None:
+    cut = tmp_path / "cut.tar.xz"
+    cut.write_bytes((DATA / "hosts" / "amd-5.10.tar.xz").read_bytes()[:3000])
+    found = report([str(cut)]).findings
+    assert "is not whole" in found[0].headline
+    assert len(found) == 2

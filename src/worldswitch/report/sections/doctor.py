@@ -15,6 +15,8 @@ LEVELS = ("critical", "warning", "notice", "info", "unknown", "ok")
 """Severities, the worst first."""
 _WEIGHTS = {"critical": 95.0, "warning": 65.0, "notice": 30.0}
 _NOTHING = "Nothing to do."
+_NOT_WHOLE = "The archive is not whole"
+"""How a note on a damaged snapshot begins."""
 _BY_HAND = "# by hand:"
 _SHOWN = 4
 
@@ -36,7 +38,22 @@ def part(given: HostInput, ident: str) -> Part:
     if notes:
         sections.append(Section(f"{ident}-notes", "What is well, and what was not read", notes=notes))
     host = _text(document.get("host")) or given.path
-    return Part(ident, "host", host, list(_facts(given, document)), sections, list(_finding(given, host, told, ident)))
+    found = [*_damaged(given, host, notes, ident), *_finding(given, host, told, ident)]
+    return Part(ident, "host", host, list(_facts(given, document)), sections, found)
+
+
+def _damaged(given: HostInput, host: str, notes: list[str], ident: str) -> Iterator[Finding]:
+    """That the snapshot is cut off, before anything that may only follow from that."""
+    if why := next((note for note in notes if note.startswith(_NOT_WHOLE)), ""):
+        yield Finding(
+            "warning",
+            f"{host} is not whole: what it lacks may be there on the host.",
+            why=[why],
+            remedy=["Make the snapshot again, or copy it again."],
+            about=given.path,
+            link=f"{ident}-notes",
+            weight=_WEIGHTS["critical"] + 1,
+        )
 
 
 def _facts(given: HostInput, document: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
