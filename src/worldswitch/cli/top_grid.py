@@ -71,13 +71,13 @@ class Grid(Widget, can_focus=True):
 
     def show(self, rows: Sequence[Row]) -> None:
         """Show these rows, in the order chosen; the cursor stays on its row once it was moved."""
-        self.rows = ordered(rows, self.sorted_by, self.down)
+        before, self.rows = len(self.rows), ordered(rows, self.sorted_by, self.down)
         if not self._moved or self.cursor not in {row.key for row in self.rows}:
             place = min(self._place if self._moved else 0, len(self.rows) - 1)
             self.cursor = self.rows[place].key if self.rows else None
         self._see_cursor()
         self._seen = self.shown()
-        self.refresh()
+        self.refresh(layout=len(self.rows) != before)
 
     def _see_cursor(self) -> None:
         keys = [row.key for row in self.rows]

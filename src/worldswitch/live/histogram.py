@@ -90,6 +90,8 @@ class ExitHistogram:
             raise MissingError(f"the kernel refuses a histogram of kvm_exit: {error.strerror}") from None
         self._file = here / "events/kvm/kvm_exit/hist"
         self.dropped = 0
+        self.began: int | None = None
+        """Exits that statistics had counted when it was first read."""
 
     def read(self) -> Mapping[Key, int]:
         """What was counted since the beginning."""

@@ -178,7 +178,9 @@ def _with_reasons(readings: list[Reading], histogram: ExitHistogram, root: Path)
     if histogram.dropped:
         lacks.append(Lack(f"{histogram.dropped:,} exits by reason", "the kernel's histogram is full", "press t twice"))
     exits = sum(reading.counters.get("exits", 0) for reading in readings)
-    if not counts and exits:
+    if histogram.began is None:
+        histogram.began = exits
+    if not counts and exits > histogram.began:
         lacks.append(Lack("exits by reason", "no kvm_exit event has come", "a software KVM emits none"))
     return [
         reading if reading.pid in several else reading._replace(reasons=by_vm.get(reading.pid, {}))
