@@ -87,3 +87,8 @@ def test_a_kernel_that_is_not_fetched_is_missing(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     with pytest.raises(MissingError):
         exits_of("cpuid", on="lab", kernel="6.12")
+
+
+def test_a_limit_that_is_no_number_is_refused() -> None:
+    with pytest.raises(UsageError, match="the budget of CPUID is '1'"):
+        assert_exits("cpuid", {"CPUID": "1"}, cpu="intel")  # type: ignore[dict-item]

@@ -74,8 +74,8 @@ def _check_names(budget: Mapping[str, float]) -> None:
     if not budget:
         raise UsageError("a budget names at least one exit reason, or all")
     for name, limit in budget.items():
-        if not limit >= 0:
-            raise UsageError(f"the budget of {name} is {limit}; it is a number of exits, 0 or more")
+        if not isinstance(limit, int | float) or not limit >= 0:
+            raise UsageError(f"the budget of {name} is {limit!r}; it is a number of exits, 0 or more")
         if name != ALL and reason_number(name, None) is None:
             names = [known for isa in builtin().isas.values() for known in isa.numbers]
             raise UnknownNameError("exit reason", name, [*names, ALL])
