@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
+from functools import lru_cache
 
 from worldswitch.errors import TraceFormatError
 
@@ -78,6 +79,7 @@ _FIELD = re.compile(
 _NAME = re.compile(r"(?P<type>.*?)(?P<name>[A-Za-z_]\w*)\s*(?P<array>\[[^\]]*\])?\s*\Z", re.DOTALL)
 _CHAR = re.compile(r"\bchar\b")
 _LARGEST_FIELD = 1 << 16
+_SHORT = 1 << 14
 
 
 def parse_format(text: str, system: str = "") -> EventFormat:
@@ -90,6 +92,11 @@ def parse_format(text: str, system: str = "") -> EventFormat:
     Raises:
         TraceFormatError: No name, no ID, or a field of impossible size.
     """
+    # Of many files of one kernel, each text comes again and again.
+    return _parsed_before(text, system) if len(text) <= _SHORT else _parsed(text, system)
+
+
+def _parsed(text: str, system: str) -> EventFormat:
     name = re.search(r"^name:\s*(\S+)", text, re.MULTILINE)
     number = re.search(r"^ID:\s*(\d{1,9})\b", text, re.MULTILINE)
     if not name or not number:
@@ -103,6 +110,9 @@ def parse_format(text: str, system: str = "") -> EventFormat:
         if not field.name.startswith("common_"):
             fields.append(field)
     return EventFormat(system, name[1], int(number[1]), tuple(fields), text)
+
+
+_parsed_before = lru_cache(maxsize=4096)(_parsed)
 
 
 def _field(found: re.Match[str]) -> Field:

@@ -111,7 +111,10 @@ def parsed_layouts() -> list[Layout]:
 
 
 def kernel_of(recording: str) -> str:
-    return Path(recording).parts[0].split("-")[1]
+    """As its folder or its file says, such as ``svm-5.10-npt`` or ``amd-5.10.perf.data.zst``."""
+    found = re.search(r"-(\d+\.\d+)", recording)
+    assert found, recording
+    return found[1]
 
 
 @cache
