@@ -6,7 +6,7 @@ Without shadow paging the processor loads PDPTEs under EPT (SDM volume 3, 4.4.1)
 Not in the recording: programs that go to CPL 3, on AMD, where QEMU ends with "invalid tss type" in 32-bit code; and
 pae-pdptes under NPT, where the guest met a fault more in each pass (KVM refused a write of CR4 once more). That was
 not looked into. Nor pae-wp* with EPT where the guest owns CR0.WP: there Bochs 3.0 reads the PDPTEs at each MOV to CR0
-(cpu/crregs.cc, SetCR0), and not only where PG, CD or NW change (SDM volume 3, 4.4.1), so the first adds an EPT violation.
+(cpu/crregs.cc, SetCR0), not only where PG, CD or NW change (SDM volume 3, 4.4.1), so the first adds an EPT violation.
 """
 
 from __future__ import annotations
