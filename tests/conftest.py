@@ -190,6 +190,16 @@ def chromium_path() -> str | None:
     return chromium()
 
 
+@pytest.fixture(scope="session", name="chromium")
+def _chromium(chromium_path: str | None):
+    """One Chromium for all: Playwright runs no two at once in a process."""
+    from browser import browser
+
+    assert chromium_path is not None
+    with browser(chromium_path) as one:
+        yield one
+
+
 @pytest.fixture(scope="session")
 def plain_recording(tmp_path_factory: pytest.TempPathFactory):
     """A function: the path of a recording in tests/data, decompressed if it is ``.zst``."""

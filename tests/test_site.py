@@ -11,10 +11,10 @@ from functools import partial
 from html.parser import HTMLParser
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from browser import browser
 from worldswitch.cli import COMMANDS
 from worldswitch.kvm.facts import facts, lines
 from worldswitch.kvm.rules import rules
@@ -158,14 +158,11 @@ def address(site: Path) -> Iterator[str]:
 
 @pytest.mark.needs("chromium")
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_no_serious_fault_of_accessibility_and_no_request_elsewhere(
-    address: str, chromium_path: str, scheme: str
-) -> None:
+def test_no_serious_fault_of_accessibility_and_no_request_elsewhere(address: str, chromium: Any, scheme: str) -> None:
     from axe_playwright_python.sync_playwright import Axe
 
     faults, requests, errors = [], [], []
-    with browser(chromium_path) as one:
-        page = one.new_page(color_scheme=scheme, viewport={"width": 390, "height": 844})
+    with chromium.new_page(color_scheme=scheme, viewport={"width": 390, "height": 844}) as page:
         page.set_default_timeout(120_000)  # a busy host
         page.on("request", lambda asked: requests.append(asked.url))
         page.on("pageerror", lambda error: errors.append(str(error)))
@@ -183,9 +180,8 @@ def test_no_serious_fault_of_accessibility_and_no_request_elsewhere(
 
 
 @pytest.mark.needs("chromium")
-def test_search_finds_a_rule_and_the_palette_changes(address: str, chromium_path: str) -> None:
-    with browser(chromium_path) as one:
-        page = one.new_page(color_scheme="light", viewport={"width": 1300, "height": 900})
+def test_search_finds_a_rule_and_the_palette_changes(address: str, chromium: Any) -> None:
+    with chromium.new_page(color_scheme="light", viewport={"width": 1300, "height": 900}) as page:
         page.set_default_timeout(120_000)  # a busy host
         page.goto(address + "index.html")
         assert page.evaluate("document.body.dataset.mdColorScheme") == "default"

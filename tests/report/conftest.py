@@ -1,24 +1,13 @@
-"""A browser and a report of a real recording, each made once."""
+"""Reports of real recordings, each made once."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from browser import browser
-
 DATA = Path(__file__).parents[1] / "data"
 TDPMMU = DATA / "svm-5.10-npt-tdpmmu" / "wp.trace.dat"
-
-
-@pytest.fixture(scope="session")
-def chromium(chromium_path: str | None) -> Iterator[Any]:
-    assert chromium_path is not None
-    with browser(chromium_path) as one:
-        yield one
 
 
 @pytest.fixture(scope="session")

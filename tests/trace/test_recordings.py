@@ -29,7 +29,8 @@ BINARY = sorted(
 EVERYTHING = sorted(
     str(path.relative_to(DATA))
     for path in DATA.glob("*/*")
-    if path.parent.name != "hosts" and not re.search(r"kvm_exit\.format|ran\.txt|uname", path.name)
+    if path.parent.name not in ("conform", "hosts", "top")
+    and not re.search(r"kvm_exit\.format|ran\.txt|uname", path.name)
 )
 FORMATS_OF_ONE_RUN = {
     "perf-script.head.txt": [

@@ -82,7 +82,10 @@ def _folded(columns: Sequence[str], cells: Sequence[Sequence[str]], left: frozen
     from rich.table import Table
     from rich.text import Text
 
-    drawn = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
+    gaps = len(columns) - 1
+    least = _least_width(columns, cells, left)
+    between = 1 if least + 2 * gaps <= WIDTH else 0  # besides the one that the box draws
+    drawn = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, between, 0, 0))
     for name in columns:
         is_left = name in left
         drawn.add_column(
@@ -95,19 +98,19 @@ def _folded(columns: Sequence[str], cells: Sequence[Sequence[str]], left: frozen
     for row in cells:
         drawn.add_row(*map(Text, row))
     out = StringIO()
-    width = max(WIDTH, _least_width(columns, cells, left))
+    width = max(WIDTH, least + (1 + between) * gaps)
     console = Console(file=out, width=width, no_color=True, highlight=False, force_terminal=False)
     console.print(drawn)
     return "".join(f"{line.rstrip()}\n" for line in out.getvalue().splitlines())
 
 
 def _least_width(columns: Sequence[str], cells: Sequence[Sequence[str]], left: frozenset[str]) -> int:
-    """How wide a folded table has to be so that no number in it is cut off: better wide than wrong."""
+    """How wide the columns are together if no number is cut off: better too wide than wrong."""
     from rich.cells import cell_len
 
     numbers = [place for place, name in enumerate(columns) if name not in left]
     widths = [max(cell_len(line[place]) for line in (columns, *cells) if place < len(line)) for place in numbers]
-    return sum(widths) + (len(columns) - len(numbers)) * _LEAST + 2 * len(columns)
+    return sum(widths) + (len(columns) - len(numbers)) * _LEAST
 
 
 def fields(pairs: Iterable[tuple[str, Any]]) -> str:
