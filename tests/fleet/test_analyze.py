@@ -24,7 +24,7 @@ from worldswitch.trace.readers import open_source
 from worldswitch.trace.whatif import whatif
 
 COUNT = 80
-NAMES = r"/(?P<class>[^/]+)/(?P<host>[^/]+)\.perf\.data"
+NAMES = r"(?P<class>[^/]+)/(?P<host>[^/]+)\.perf\.data"
 
 
 @pytest.fixture(scope="module")
@@ -173,6 +173,7 @@ def test_what_cannot_be_read_is_named_and_the_others_are_there(traces, tmp_path)
     why = {Path(row["path"]).name: row["error"] for row in found["failed"]}
     assert set(why) == {"empty.data", "corrupt.data", "huge.data", "gone.data", "fifo.data", "no.txt"}
     assert why["empty.data"] == "is empty"
+    assert why["corrupt.data"].startswith("is a perf.data file")
     assert "4.0 GiB" in why["huge.data"]
     assert "--largest" in why["huge.data"]
     assert why["gone.data"] == "No such file or directory"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from io import BytesIO
@@ -47,7 +46,7 @@ class SnapshotWork:
                 host = gather(Snapshot(str(path)))
                 found = diagnose(host, Profile(self.profile))
         except (WorldswitchError, OSError, MemoryError, RecursionError) as error:
-            return self.lost(item, without_path(str(error), os.path.join(self.folder, item.path)))  # noqa: PTH118
+            return self.lost(item, without_path(str(error), item.path, self.folder))
         return {
             "path": item.path,
             "host": item.path if host.name == str(path) else host.name,

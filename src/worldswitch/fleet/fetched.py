@@ -15,11 +15,11 @@ from worldswitch.fleet.pieces import Input
 from worldswitch.units import format_size
 
 
-def without_path(text: str, path: str) -> str:
-    """What an error says, without the path it begins with: that stands beside it."""
-    where = printable(path)
-    for before in (f"{where}: ", f"{where} "):
-        text = text.removeprefix(before)
+def without_path(text: str, path: str, folder: str) -> str:
+    """What an error says, without the path it begins with, from *folder* or not: that stands beside it."""
+    for where in map(printable, (os.path.join(folder, path), path)):  # noqa: PTH118
+        for before in (f"{where}: ", f"{where} "):
+            text = text.removeprefix(before)
     return text
 
 

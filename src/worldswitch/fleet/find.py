@@ -56,6 +56,7 @@ def _under(name: str) -> Iterator[Input]:
 
 def _input(name: str) -> Input:
     """A file, or something that will be said to be none when it is its turn."""
+    name = os.path.normpath(name)
     try:
         state = os.stat(name)  # noqa: PTH116
     except OSError:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -72,7 +71,7 @@ class TraceWork:
             with as_file(item, self.largest, self.folder) as path:
                 return self._read(item, str(path))
         except WorldswitchError as error:
-            return self.lost(item, without_path(str(error), os.path.join(self.folder, item.path)))  # noqa: PTH118
+            return self.lost(item, without_path(str(error), item.path, self.folder))
         except (OSError, MemoryError, RecursionError) as error:
             return self.lost(item, f"{type(error).__name__}: {getattr(error, 'strerror', None) or error}")
 
