@@ -299,5 +299,10 @@ def _python(wanted: Wanted, output: str, imports: list[str], call: str) -> str:
     if here:
         body += ["with folder.held():", "    pool = Here()", f"    print({call})"]
     else:
-        body += [f"with folder.held(), cluster(Wanted({arguments})) as pool:", f"    print({call})"]
+        # Workers import the file that starts them.
+        body += [
+            'if __name__ == "__main__":',
+            f"    with folder.held(), cluster(Wanted({arguments})) as pool:",
+            f"        print({call})",
+        ]
     return "\n".join([*lines, "", *body, ""])
