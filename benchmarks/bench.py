@@ -19,6 +19,7 @@ from pathlib import Path
 
 import harness
 import make_tenfold
+import many_traces
 import model
 import page
 import top
@@ -171,6 +172,7 @@ def main() -> None:
     harness.main()
     model.main()
     top.main()
+    print(many_traces.show(many_traces.report(400 if options.quick else 10_000, 1 if options.quick else 7)))
 
 
 if __name__ == "__main__":

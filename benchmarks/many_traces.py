@@ -21,7 +21,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT / "tests"))
+sys.path.insert(0, str(ROOT / "tests"))  # before benchmarks, which hold no package of that name
 
 from fleet.small_traces import EVENTS, write_many  # noqa: E402
 from worldswitch.fleet.cluster import Wanted, cluster  # noqa: E402
