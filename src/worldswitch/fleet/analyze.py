@@ -12,6 +12,7 @@ from worldswitch.fleet import engine, merge
 from worldswitch.fleet.outliers import Outlier, outliers
 from worldswitch.fleet.pieces import Input, Say, cut
 from worldswitch.fleet.savings import Saving, savings
+from worldswitch.fleet.schema import as_parquet
 from worldswitch.fleet.sketch import ACCURACY
 
 if TYPE_CHECKING:
@@ -112,7 +113,5 @@ def _failed(plan: engine.Plan, folder: Folder) -> list[str]:
 
 def _keep(fleet: Fleet, folder: Folder) -> None:
     for name, table in fleet.tables.items():
-        out = BytesIO()
-        table.write_parquet(out, compression="zstd")
-        folder.write(f"{name}.parquet", out.getvalue())
+        folder.write(f"{name}.parquet", as_parquet(table))
     folder.write(SUMMARY, (json.dumps(summary(fleet), indent=1, sort_keys=True) + "\n").encode())

@@ -12,6 +12,7 @@ from worldswitch.errors import WorldswitchError
 from worldswitch.fleet import engine
 from worldswitch.fleet.fetched import as_file, without_path
 from worldswitch.fleet.pieces import Input, Row, Say, cut
+from worldswitch.fleet.schema import as_parquet
 from worldswitch.host.finding import Profile, Severity
 
 if TYPE_CHECKING:
@@ -80,10 +81,7 @@ class SnapshotWork:
             **dict.fromkeys(("path", "host", "error", "release", "kernel", "vendor", "cpu_model"), text),
             "findings": pl.List(finding),
         }
-        out = BytesIO()
-        table = pl.DataFrame([{name: row.get(name) for name in schema} for row in rows], schema=schema)
-        table.write_parquet(out, compression="zstd")
-        return out.getvalue()
+        return as_parquet(pl.DataFrame([{name: row.get(name) for name in schema} for row in rows], schema=schema))
 
 
 class Fix(NamedTuple):
@@ -197,7 +195,5 @@ def summary(ward: Ward) -> dict[str, Any]:
 
 def _keep(ward: Ward, rows: pl.DataFrame, folder: Folder) -> None:
     for name, table in (("hosts", ward.hosts), ("findings", rows)):
-        out = BytesIO()
-        table.write_parquet(out, compression="zstd")
-        folder.write(f"{name}.parquet", out.getvalue())
+        folder.write(f"{name}.parquet", as_parquet(table))
     folder.write("summary.json", (json.dumps(summary(ward), indent=1, sort_keys=True) + "\n").encode())

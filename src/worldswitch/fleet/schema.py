@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from io import BytesIO
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -47,3 +48,10 @@ def trace_rows(rows: Iterable[Row]) -> pl.DataFrame:
 
     schema = _trace_schema()
     return pl.DataFrame([{name: row.get(name) for name in schema} for row in rows], schema=schema)
+
+
+def as_parquet(table: pl.DataFrame) -> bytes:
+    """The file of a table."""
+    out = BytesIO()
+    table.write_parquet(out, compression="zstd")
+    return out.getvalue()

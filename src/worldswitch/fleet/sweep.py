@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from worldswitch.errors import UsageError, WorldswitchError
 from worldswitch.fleet import engine
 from worldswitch.fleet.pieces import Row, Say
+from worldswitch.fleet.schema import as_parquet
 from worldswitch.fleet.spec import MODEL, Sweep, Value
 
 if TYPE_CHECKING:
@@ -54,9 +55,7 @@ class SweepWork:
 
         schema = self._schema()
         table = pl.DataFrame([{name: row.get(name) for name in schema} for row in rows], schema=schema)
-        out = BytesIO()
-        table.write_parquet(out, compression="zstd")
-        return out.getvalue()
+        return as_parquet(table)
 
     def _schema(self) -> dict[str, Any]:
         import polars as pl

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from io import BytesIO
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,6 +12,7 @@ import numpy as np
 from worldswitch.errors import NotTold, UsageError, WorldswitchError
 from worldswitch.fleet.fetched import as_file, without_path
 from worldswitch.fleet.pieces import Input, Row
+from worldswitch.fleet.schema import as_parquet, trace_rows
 from worldswitch.fleet.sketch import bins
 from worldswitch.trace.exits import UNCOUNTED
 from worldswitch.x86.exits import isa_name, reason_name
@@ -82,11 +82,7 @@ class TraceWork:
 
     def pack(self, rows: Iterable[Row]) -> bytes:
         """The rows as Parquet."""
-        from worldswitch.fleet.schema import trace_rows
-
-        out = BytesIO()
-        trace_rows(rows).write_parquet(out, compression="zstd")
-        return out.getvalue()
+        return as_parquet(trace_rows(rows))
 
     def _named(self, path: str) -> tuple[str, str]:
         found = re.search(self.names, path) if self.names else None
